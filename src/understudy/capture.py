@@ -1,0 +1,127 @@
+"""capture: one dense forward of the user's own module, and what resuming it at a site needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from understudy.anatomy import Anatomy
+from understudy.errors import UnderstudyError
+from understudy.inputs.batch import ASIDE, Batch
+from understudy.surgery import hooked
+
+
+class Stop(Exception):
+    """Raised inside a forward when nothing later in it is needed."""
+
+
+@dataclass
+class SiteState:
+    """A site on the dense forward. All tensors are `[inputs, tokens, ...]`."""
+
+    residual: Tensor  # the block's input
+    inner: Tensor  # the site's input, its last axis cut into units
+    out: Tensor  # the site's output
+    beside: Tensor | None = None  # what a parallel MLP added
+
+
+@dataclass
+class Capture:
+    """A batch of inputs on the dense forward, from the first wanted site on."""
+
+    count: int
+    tokens: int
+    batch: Batch
+    sites: dict[int, SiteState] = field(default_factory=dict)
+    # What each later block was called with beside its hidden states: masks, rotary tensors.
+    calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    final: Tensor = field(default_factory=lambda: torch.empty(0))  # the last block's output
+
+    def rows(self, value: Any, owner: Tensor) -> Any:
+        """An argument of a block for rows that belong to the inputs `owner`.
+
+        A tensor follows the rows only where its first dimension is the batch; one that all inputs share, such as a
+        causal mask or rotary tables, stays as it is.
+        """
+        if isinstance(value, Tensor):
+            follows = self.count > 1 and value.ndim > 1 and value.shape[0] == self.count
+            return value[owner.to(value.device)] if follows else value
+        if isinstance(value, tuple | list):
+            return type(value)(self.rows(item, owner) for item in value)
+        return value
+
+
+def capture(body: Anatomy, batch: Batch, layers: Iterable[int]) -> Capture:
+    """Run the model on a batch up to its last block, and keep what `layers` need.
+
+    The forward ends after the last block: logits come from the final hidden states, a slice at a time.
+    """
+    wanted = set(layers)
+    first, last = min(wanted), len(body.layers) - 1
+    arguments = {key: value.to(body.device) for key, value in batch.items() if key not in ASIDE}
+    arguments = {key: v.to(body.dtype) if v.is_floating_point() else v for key, v in arguments.items()}
+    main = arguments["pixel_values" if not body.reads_text else "input_ids"]
+    taken = Capture(len(main), 0, batch)
+    layer = -1  # the application that runs now; a shared block's hooks fire once for each
+
+    def before_block(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal layer
+        layer += 1
+        taken.tokens = args[0].shape[1]
+        if layer >= first:
+            taken.calls[layer] = (_without_cache(args[1:]), {key: _without_cache(v) for key, v in kwargs.items()})
+        if layer in wanted:
+            taken.sites[layer] = SiteState(args[0], torch.empty(0), torch.empty(0))
+
+    def after_site(_site: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        if layer in wanted:
+            taken.sites[layer].inner, taken.sites[layer].out = args[0], output
+
+    def after_beside(_beside: nn.Module, _args: Any, output: Tensor) -> None:
+        if layer in wanted:
+            taken.sites[layer].beside = output
+
+    def after_block(_block: nn.Module, _args: Any, output: Tensor) -> None:
+        if layer == last:
+            taken.final = output
+            raise Stop
+
+    def hooks() -> Iterator[Any]:
+        for block in {layer.block for layer in body.layers}:
+            yield block.register_forward_pre_hook(before_block, with_kwargs=True)
+            yield block.register_forward_hook(after_block)
+        for site in {layer.site for layer in body.layers}:
+            yield site.register_forward_hook(after_site)
+        for beside in {layer.beside for layer in body.layers if layer.beside is not None}:
+            yield beside.register_forward_hook(after_beside)
+
+    with hooked(hooks()), _fitting(body, arguments):
+        body.run(arguments)
+    return taken
+
+
+@contextmanager
+def _fitting(body: Anatomy, arguments: Batch) -> Iterator[None]:
+    try:
+        yield
+    except Stop:
+        pass
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError, KeyError) as problem:
+        shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in arguments.items())
+        raise UnderstudyError(
+            f"The inputs do not fit {type(body.model).__name__}: given {shapes}, it says: {problem}"
+        ) from problem
+
+
+def _without_cache(value: Any) -> Any:
+    # Resumed rows must not append their keys to a cache that the forward had filled.
+    if isinstance(value, tuple):
+        return tuple(_without_cache(item) for item in value)
+    return None if type(value).__name__.endswith("Cache") else value

@@ -1,0 +1,1 @@
+"""Inputs of the model: images, texts, masked texts and the bundled sets."""

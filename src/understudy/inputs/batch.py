@@ -1,0 +1,91 @@
+"""What a model is measured on: named inputs that yield batch dicts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from understudy.errors import UnderstudyError
+
+Batch = dict[str, Tensor]
+
+# Keys that belong to the measurement; the model's forward never sees them.
+ASIDE = ("positions", "labels")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Named inputs, loaded a few at a time.
+
+    >>> inputs = Inputs.of({"input_ids": torch.zeros(2, 5, dtype=torch.long)})
+    >>> len(inputs), inputs.ids, inputs.batch([1])["input_ids"].shape
+    (2, ('0', '1'), torch.Size([1, 5]))
+
+    `load` takes indices and returns the batch dict of these inputs: what the model's
+    forward takes (`pixel_values`, or `input_ids` with `attention_mask`) and optionally
+    `positions` (bool, `[inputs, tokens]`: the tokens whose distributions are the outcome)
+    and `labels`. `about` says where the inputs come from and is stored with every result.
+    """
+
+    ids: tuple[str, ...]
+    load: Callable[[Sequence[int]], Batch]
+    about: Mapping[str, str | int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.ids:
+            raise UnderstudyError("There are no inputs: give at least one.")
+        if len(set(self.ids)) != len(self.ids):
+            twice = next(name for name in self.ids if self.ids.count(name) > 1)
+            raise UnderstudyError(f"Input ids must be unique, but {twice!r} occurs more than once.")
+
+    @classmethod
+    def of(cls, batch: Mapping[str, Tensor], *, ids: Sequence[str] | None = None) -> Inputs:
+        """Inputs from a batch dict held in memory."""
+        sizes = {key: len(value) for key, value in batch.items()}
+        if not sizes or len(set(sizes.values())) != 1:
+            raise UnderstudyError(f"A batch dict needs tensors with one common first dimension, but has {sizes}.")
+        count = next(iter(sizes.values()))
+        names = tuple(str(index) for index in range(count)) if ids is None else tuple(ids)
+        if len(names) != count:
+            raise UnderstudyError(f"{len(names)} ids were given for {count} inputs.")
+
+        def load(indices: Sequence[int]) -> Batch:
+            index = torch.as_tensor(list(indices))
+            return {key: value[index.to(value.device)] for key, value in batch.items()}
+
+        return cls(names, load, {"kind": "batch"})
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The batch dict of the inputs at these indices."""
+        return self.load(indices)
+
+    def take(self, indices: Sequence[int]) -> Inputs:
+        """The inputs at these indices, in this order."""
+        chosen = list(indices)
+
+        def load(inner: Sequence[int]) -> Batch:
+            return self.load([chosen[index] for index in inner])
+
+        return Inputs(tuple(self.ids[index] for index in chosen), load, self.about)
+
+    def fingerprint(self) -> str:
+        """A hash of the content of every input, independent of how they are batched."""
+        digest = hashlib.sha256()
+        for index, name in enumerate(self.ids):
+            digest.update(name.encode())
+            for key, value in sorted(self.batch([index]).items()):
+                digest.update(f"{key}{tuple(value.shape)}{value.dtype}".encode())
+                digest.update(value.contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+def as_inputs(inputs: Inputs | Mapping[str, Tensor]) -> Inputs:
+    """Inputs as they are, or a bare batch dict made into inputs."""
+    return inputs if isinstance(inputs, Inputs) else Inputs.of(inputs)

@@ -1,0 +1,232 @@
+"""measure: the run, from a model and inputs to the substitutability of every pair."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from understudy import outcome as outcomes
+from understudy.anatomy import Anatomy, anatomy
+from understudy.capture import Capture, capture
+from understudy.errors import UnderstudyError
+from understudy.inputs.batch import Inputs, as_inputs
+from understudy.precision import Precision
+from understudy.resume import BUDGET, Suffix
+from understudy.search import Pairs, Search, as_search
+from understudy.store import Protocol, Run
+from understudy.surgery import opened
+
+Layers = Literal["last", "all", "quarters"] | int | Sequence[int]
+Progress = Callable[[float, int], None]
+
+# Below this multiple of its noise a divergence says nothing.
+NOISE_FACTOR = 100.0
+
+# More inputs at once gain nothing: rows are what fills the batch.
+_MOST_INPUTS = 128
+
+
+def measure(
+    model: nn.Module,
+    inputs: Inputs | Mapping[str, Tensor],
+    *,
+    layers: Layers = "last",
+    units: str = "heads",
+    search: str | Search = "grid:31",
+    outcome: str = "auto",
+    threshold: float = 1e-5,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    batch_size: int | None = None,
+    budget: int = BUDGET,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure which unit can stand in for which, on each input.
+
+    >>> import understudy as us
+    >>> run = us.measure(us.load("digits"), us.digits(8), layers="last", search="grid:16")
+    >>> run.substitutability.dims
+    ('input', 'layer', 'source', 'substitute')
+
+    For every source i and substitute j of a layer, `S(i→j) = 1 − min_alpha D(i→j; alpha) / D_drop(i)`, where D is
+    the KL divergence from the dense outcome, D_drop(i) has unit i removed, and D(i→j; alpha) also has unit j rescaled
+    by alpha. Sources whose D_drop is not above the threshold are invalid, and NaN.
+
+    model: a module from transformers or timm, as it is; it is unchanged afterwards.
+    inputs: `understudy.images(...)`, `texts(...)`, ..., or a batch dict.
+    layers: "last", "all", "quarters", a layer or a list of layers; they count from zero, negatives from the end.
+    units: what is removed and rescaled: "heads".
+    search: "grid:N", N values of alpha over [0, 3], or a Search.
+    outcome: "auto", "classes", "masked", "next" (every token that is no padding) or "last".
+    threshold: the D_drop above which a source is valid, raised to 100 times the noise where that is more.
+    device: where to measure; by default where the model is.
+    dtype: the precision of everything after a site; by default the model's own, and float32 for a half-precision one.
+    batch_size: how many inputs are captured at once; by default what the budget allows.
+    budget: bytes of memory to use above the model's own.
+    out: a Zarr store to write; the result is then opened from it lazily.
+    progress: called with the matrices done (may be a fraction) and their number.
+    """
+    body = anatomy(model)
+    chosen = as_inputs(inputs)
+    if units != "heads":
+        raise UnderstudyError(f"units={units!r} is not possible: the units that can be gated are 'heads'.")
+    if batch_size is not None and batch_size < 1:
+        raise UnderstudyError(f"batch_size must be at least 1, but {batch_size} was given.")
+    if not threshold > 0:
+        raise UnderstudyError(f"threshold must be above 0, but {threshold} was given.")
+    protocol = Protocol(
+        layers=resolve_layers(body, layers),
+        units=units,
+        search=as_search(search),
+        outcome=outcomes.resolve(body, outcome),
+        threshold=float(threshold),
+    )
+    with placed(body, device), opened(body.model):
+        precision = Precision(body, dtype, min(protocol.layers))
+        run = Run.begin(out, body, chosen, protocol, precision.dtype)
+        if run.finished is not None:
+            return run.finished
+        began = time.perf_counter()
+        meter = Meter(progress, len(chosen) * len(protocol.layers))
+        with run:
+            for indices, taken in _captures(body, chosen, protocol, batch_size, budget):
+                names = [chosen.ids[index] for index in indices]
+                reads = outcomes.reads(body, taken, protocol.outcome, names)
+                with precision.applied():
+                    for layer in protocol.layers:
+                        suffix = Suffix(body, taken, layer, reads, dtype=precision.dtype, budget=budget)
+                        run.write(indices, layer, _matrices(suffix, protocol, names, meter))
+                        run.evaluations += suffix.evaluations
+            return run.finish(seconds=time.perf_counter() - began)
+
+
+def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: Meter) -> dict[str, Tensor]:
+    """The variables of one layer for a batch of inputs: the drops first, then the pairs whose source is valid."""
+    count, units = suffix.taken.count, suffix.layer.units
+
+    def evaluate(gates: Tensor, owner: Tensor) -> Tensor:
+        found = suffix.resume(gates, owner, advance=meter.advance).cpu()
+        _refuse_nan(found, owner, names, suffix.layer.index)
+        return found
+
+    probe = torch.ones(units + 1, units)  # nothing removed, then each unit alone
+    probe[1:].fill_diagonal_(0.0)
+    meter.expect(count, count * units * (units - 1) * protocol.search.expected)
+    found = evaluate(probe.repeat(count, 1), torch.arange(count).repeat_interleave(units + 1)).view(count, units + 1)
+    noise, drop = found[:, 0], found[:, 1:]
+
+    valid = drop > (NOISE_FACTOR * noise[:, None]).clamp(min=protocol.threshold)
+    owner, source, substitute = (valid[:, :, None] & ~torch.eye(units, dtype=torch.bool)).nonzero(as_tuple=True)
+    pairs = Pairs(owner, source, substitute, drop[owner, source], units)
+    meter.expect(count, len(pairs) * protocol.search.expected)
+    damage, alpha = protocol.search.best(pairs, evaluate)
+    meter.close(count)
+
+    blank = torch.full((count, units, units), torch.nan, dtype=torch.float64)
+    results = {"substitutability": 1 - damage / pairs.drop, "compensation": alpha, "damage": damage}
+    full = {name: blank.index_put((owner, source, substitute), value) for name, value in results.items()}
+    return {**full, "drop": drop, "noise": noise}
+
+
+def _refuse_nan(found: Tensor, owner: Tensor, names: Sequence[str], layer: int) -> None:
+    bad = ~found.isfinite()
+    if bool(bad.any()):
+        name = names[int(owner[bad][0])]
+        raise UnderstudyError(
+            f"The model's outcome is not a number on input {name!r} (resumed at layer {layer}): its weights or this "
+            "input hold NaN or infinity, or its precision overflows. Try dtype='float32'."
+        )
+
+
+def _captures(
+    body: Anatomy, inputs: Inputs, protocol: Protocol, batch_size: int | None, budget: int
+) -> Iterator[tuple[list[int], Capture]]:
+    """Batches of inputs on the dense forward."""
+    size = batch_size or _inputs_at_once(capture(body, inputs.batch([0]), protocol.layers), budget)
+    waiting = [list(range(start, min(start + size, len(inputs)))) for start in range(0, len(inputs), size)]
+    while waiting:
+        indices = waiting.pop(0)
+        taken = capture(body, inputs.batch(indices), protocol.layers)
+        if taken.count == taken.tokens > 1:
+            # As many inputs as tokens: a table over tokens could be taken for one over inputs.
+            waiting[:0] = [indices[:1], indices[1:]]
+            continue
+        yield indices, taken
+
+
+def _inputs_at_once(one: Capture, budget: int) -> int:
+    kept = [value for state in one.sites.values() for value in (state.residual, state.inner, state.out)]
+    floats = sum(value.numel() for value in (*kept, one.final))
+    return max(1, min(_MOST_INPUTS, budget // 4 // (4 * floats)))
+
+
+def resolve_layers(body: Anatomy, layers: Layers) -> tuple[int, ...]:
+    """Layer indices in rising order, from what the user wrote."""
+    count = len(body.layers)
+    if isinstance(layers, str):
+        named = {
+            "last": [count - 1],
+            "all": list(range(count)),
+            "quarters": sorted({count // 4, count // 2, 3 * count // 4}),
+        }
+        if layers not in named:
+            raise UnderstudyError(
+                f"layers={layers!r} is not possible: say 'last', 'all', 'quarters', a layer or a list of layers."
+            )
+        return tuple(named[layers])
+    chosen = [layers] if isinstance(layers, int) else list(layers)
+    if not chosen:
+        raise UnderstudyError("No layer was given: say 'last', 'all', 'quarters', a layer or a list of layers.")
+    return tuple(sorted({body.layer_index(layer) for layer in chosen}))
+
+
+@contextmanager
+def placed(body: Anatomy, device: str | torch.device | None) -> Iterator[None]:
+    """The model on a device, and back where it was afterwards."""
+    if device is None or torch.device(device) == body.device:
+        yield
+        return
+    if getattr(body.model, "hf_device_map", None):
+        raise UnderstudyError(
+            f"device={str(device)!r} cannot be used with a model spread over devices by device_map: leave it out."
+        )
+    before = body.device
+    body.model.to(device)
+    try:
+        yield
+    finally:
+        body.model.to(before)
+
+
+class Meter:
+    """Counts rows, and reports matrices (one input at one layer) done."""
+
+    def __init__(self, report: Progress | None, total: int) -> None:
+        self._report, self._total = report, total
+        self._done, self._rows, self._expected, self._share = 0.0, 0, 1.0, 0
+
+    def expect(self, matrices: int, rows: float) -> None:
+        """The next `matrices` matrices take about this many rows in all."""
+        self._expected, self._share = max(rows, 1.0), matrices
+
+    def advance(self, rows: int) -> None:
+        """Rows were run."""
+        self._rows += rows
+        self._tell(self._done + self._share * min(1.0, self._rows / self._expected))
+
+    def close(self, matrices: int) -> None:
+        """These matrices are done."""
+        self._done, self._rows = self._done + matrices, 0
+        self._tell(self._done)
+
+    def _tell(self, done: float) -> None:
+        if self._report is not None:
+            self._report(done, self._total)

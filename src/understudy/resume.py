@@ -1,0 +1,334 @@
+"""resume: continue the user's own forward from a site, under other gates, for many rows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from understudy import divergence, head
+from understudy.anatomy import Anatomy, Layer
+from understudy.capture import Capture, Stop
+from understudy.errors import UnderstudyError
+from understudy.gates import spread
+from understudy.outcome import Reads
+from understudy.surgery import hooked, replaced
+
+# (intervened logits, dense logits, dense probabilities), each [..., classes] -> a number for each distribution.
+Reducer = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+BUDGET = 2**30  # bytes above the model's own
+
+
+def kl_to_dense(logits: Tensor, dense: Tensor, p: Tensor) -> Tensor:
+    """The reducer of CFS: D = KL(dense ‖ intervened)."""
+    return divergence.kl(dense, p, logits)
+
+
+class Suffix:
+    """A captured batch, opened at one site.
+
+    A row is an input under a vector of gates. Rows are given with `owner`, the index of their input in the batch,
+    sorted. The layers before the site, the embeddings and the site's own attention never run again; after the last
+    attention only the tokens that the outcome reads are computed.
+
+    Inside, a *cell* is what one matrix product mixes: the tokens that one distribution reads when the site is in the
+    last block, else all tokens of an input.
+    """
+
+    def __init__(
+        self, body: Anatomy, taken: Capture, layer: int, reads: Reads, *, dtype: torch.dtype, budget: int = BUDGET
+    ) -> None:
+        self.body, self.taken, self.reads, self.dtype, self.budget = body, taken, reads, dtype, budget
+        self.layer = body.layers[layer]
+        self.last = body.layers[-1]
+        self.evaluations = 0
+        state = taken.sites[layer]
+        at_end = self.layer is self.last
+        self._cells = reads.counts if at_end else (1,) * taken.count
+
+        def cells(value: Tensor) -> Tensor:
+            return (reads.gather(value) if at_end else value).to(dtype)
+
+        self.residual, self.inner = cells(state.residual), cells(state.inner)  # [cells, tokens, ...]
+        self.beside = None if state.beside is None else cells(state.beside)
+        native = state.out.dtype == dtype
+        self.out = cells(state.out) if native else self.layer.site(self.inner)
+        self.weight = linear_map(self.layer, self.inner)  # [units * width, residual width]
+        self._contributions = self._precomputed()
+        self.final = reads.gather(taken.final) if native else self._dense()  # [distributions, n, width]
+        self.classes = int(self._logits(self.final[:1]).shape[-1])
+        self._known: tuple[Tensor, Tensor] | None = None
+
+    # The public operation.
+
+    def resume(
+        self,
+        gates: Tensor,
+        owner: Tensor,
+        *,
+        later: Mapping[int, Tensor] | None = None,
+        reduce: Reducer = kl_to_dense,
+        advance: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """The reducer's number for each row, the mean over the row's distributions: float64 `[rows]`.
+
+        gates: `[rows, units]` at the site. later: gates at later layers, `[rows, units]` each.
+        """
+        owner = owner.cpu()
+        gates = gates.to(self.residual.device, self.dtype)
+        parts = []
+        for start in range(0, len(gates), step := self._rows_at_once()):
+            rows = slice(start, start + step)
+            ahead = {index: value[rows].to(gates) for index, value in (later or {}).items()}
+            hidden = self.states(gates[rows], owner[rows], ahead)
+            parts.append(self._reduce(hidden, owner[rows], reduce))
+            if advance is not None:
+                advance(len(owner[rows]))
+        self.evaluations += len(gates)
+        return torch.cat(parts)
+
+    def states(self, gates: Tensor, owner: Tensor, later: Mapping[int, Tensor]) -> Tensor:
+        """The final hidden states of the rows at the tokens read: `[rows' distributions, n, width]`."""
+        row, cell = _expand(owner, self._cells)
+        beside = None if self.beside is None else self.beside[cell]
+        hidden = self._block(self.layer, self.residual[cell], self._mix(gates, owner, row, cell), beside)
+        if self.layer is self.last:
+            return hidden
+        inputs = owner.to(hidden.device)
+        for layer in self.body.layers[self.layer.index + 1 : -1]:
+            args, kwargs = self._call(layer, inputs)
+            with hooked(_gating(layer, later)):
+                hidden = layer.block(hidden, *args, **kwargs)
+        return self._last_block(hidden, owner, later)
+
+    # The site's own block, and the last one.
+
+    def _mix(self, gates: Tensor, owner: Tensor, row: Tensor, cell: Tensor) -> Tensor:
+        """The site's output under gates: dense + Σ (g − 1) c, exactly dense where all gates are one."""
+        change = gates - 1
+        if self._contributions is None:
+            inner = self.inner[cell] * spread(change, self.layer)[row][:, None]  # [rows' cells, tokens, units * width]
+            return self.out[cell] + inner @ self.weight
+        mixed = self.out.new_empty(len(row), *self.out.shape[1:])
+        at, size = 0, self.out[0].numel()
+        first = torch.tensor((0, *self._cells)).cumsum(0).tolist()
+        for index, rows in _segments(owner):
+            stop = at + len(rows) * self._cells[index]
+            these = slice(first[index], first[index + 1])
+            torch.addmm(
+                self.out[these].reshape(1, -1),
+                change[rows.start : rows.stop],
+                self._contributions[:, these.start * size : these.stop * size],
+                out=mixed[at:stop].view(len(rows), -1),
+            )
+            at = stop
+        return mixed
+
+    def _block(self, layer: Layer, residual: Tensor, projected: Tensor, beside: Tensor | None = None) -> Tensor:
+        """A block's own forward from a given output of its site; its attention does not run."""
+        family = self.body.family
+
+        def attention(*args: Any, **kwargs: Any) -> Any:
+            given = args[0] if args else kwargs["hidden_states"]
+            output = family.close(layer.attention, given, projected) if inside else given
+            return (output, None) if family.weights else output
+
+        inside = any(module is layer.site for module in layer.attention.modules())
+        changes: list[tuple[object, str, Any]] = [(layer.attention, "forward", attention)]
+        if not inside:
+            changes.append((layer.site, "forward", lambda *_: projected))
+        if beside is not None:
+            changes.append((layer.beside, "forward", lambda *_: beside))
+        args, kwargs = self._call(layer, None)
+        with replaced(changes):
+            hidden: Tensor = layer.block(residual, *args, **kwargs)
+        return hidden
+
+    def _last_block(self, hidden: Tensor, owner: Tensor, later: Mapping[int, Tensor]) -> Tensor:
+        """The last block: its attention for all tokens, everything after it for the tokens that are read."""
+        inner = self._until_site(self.last, hidden, owner)
+        row, distribution = _expand(owner, self.reads.counts)
+        row, tokens = row.to(hidden.device), self.reads.tokens[distribution.to(hidden.device)]
+        inner = inner[row[:, None], tokens]  # [rows' distributions, n, units * width]
+        if self.last.index in later:
+            inner = inner * spread(later[self.last.index], self.last)[row][:, None]
+        return self._block(self.last, hidden[row[:, None], tokens], self.last.site(inner))
+
+    def _until_site(self, layer: Layer, hidden: Tensor, owner: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+
+        def grab(_site: nn.Module, args: tuple[Tensor, ...]) -> None:
+            seen.append(args[0])
+            raise Stop
+
+        args, kwargs = self._call(layer, owner.to(hidden.device))
+        with hooked([layer.site.register_forward_pre_hook(grab, prepend=True)]):
+            with suppress(Stop):
+                layer.block(hidden, *args, **kwargs)
+        return seen[0]
+
+    def _call(self, layer: Layer, owner: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # Without an owner the attention is not run, and nothing else in a block reads these.
+        args, kwargs = self.taken.calls[layer.index]
+        if owner is None:
+            return args, kwargs
+        args, kwargs = self.taken.rows(args, owner), {key: self.taken.rows(v, owner) for key, v in kwargs.items()}
+        return _cast(args, self.dtype), _cast(kwargs, self.dtype)
+
+    # From final hidden states to numbers.
+
+    def _reduce(self, hidden: Tensor, owner: Tensor, reduce: Reducer) -> Tensor:
+        total = torch.zeros(len(owner), dtype=torch.float64, device=hidden.device)
+        at_row = at_hidden = 0
+        for first, inputs, rows, each in self._bundles(owner):
+            size = inputs * rows * each
+            shape = (inputs, rows, each, *hidden.shape[1:])
+            states = hidden[at_hidden : at_hidden + size].view(shape)
+            sums = total[at_row : at_row + inputs * rows].view(inputs, rows)
+            tall, wide = self._slice(inputs, rows, each)
+            for g in range(0, each, wide):
+                dense, p = (value.unsqueeze(1) for value in self._reference(first, inputs, each, g, g + wide))
+                for r in range(0, rows, tall):
+                    part = states[:, r : r + tall, g : g + wide]
+                    logits = self._logits(part.reshape(-1, *part.shape[3:])).view(*part.shape[:3], -1)
+                    sums[:, r : r + tall] += reduce(logits, dense, p).sum(-1)
+            sums /= each
+            at_row, at_hidden = at_row + inputs * rows, at_hidden + size
+        return total
+
+    def _bundles(self, owner: Tensor) -> Iterator[tuple[int, int, int, int]]:
+        """Runs of neighbouring inputs with equally many rows and distributions, small enough for one pass."""
+        limit = self._at_once()
+        shapes = [(index, len(rows), self.reads.counts[index]) for index, rows in _segments(owner)]
+        for (rows, each), run in groupby(shapes, key=lambda shape: shape[1:]):
+            indices = [shape[0] for shape in run]
+            step = max(1, limit // (rows * each))
+            for start in range(0, len(indices), step):
+                part = indices[start : start + step]
+                if part[-1] - part[0] + 1 == len(part):
+                    yield part[0], len(part), rows, each
+                else:  # an input between them has no rows at all
+                    yield from ((index, 1, rows, each) for index in part)
+
+    def _reference(self, first: int, inputs: int, each: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Dense logits and probabilities of distributions [start, stop) of these inputs, `[inputs, ..., classes]`."""
+        begin = sum(self.reads.counts[:first])
+        if self._known is None and 2 * len(self.final) <= self._at_once():
+            dense = self._logits(self.final)
+            self._known = dense, divergence.probabilities(dense)
+        if self._known is not None:
+            known = (value[begin : begin + inputs * each] for value in self._known)
+            dense, p = (value.view(inputs, each, -1)[:, start:stop] for value in known)
+            return dense, p
+        # Large vocabularies: again for each slice, never kept for all inputs.
+        states = self.final[begin : begin + inputs * each].view(inputs, each, *self.final.shape[1:])[:, start:stop]
+        dense = self._logits(states.reshape(-1, *self.final.shape[1:])).view(*states.shape[:2], -1)
+        return dense, divergence.probabilities(dense)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """`[distributions, n, width] -> [distributions, classes]`."""
+        answer = head.logits(self.body, hidden)
+        return answer if answer.ndim == 2 else answer[:, 0]
+
+    def _dense(self) -> Tensor:
+        owner = torch.arange(self.taken.count)
+        ones = torch.ones(self.taken.count, self.layer.units, dtype=self.dtype, device=self.residual.device)
+        step = self._rows_at_once()
+        spans = [slice(start, start + step) for start in range(0, len(owner), step)]
+        return torch.cat([self.states(ones[span], owner[span], {}) for span in spans])
+
+    # Sizes, from the memory budget.
+
+    def _precomputed(self) -> Tensor | None:
+        """Every unit's contribution, `[units, cells * tokens * width]`, where that fits a quarter of the budget."""
+        units, width = self.layer.units, self.layer.width
+        if self.out.numel() * units * self.out.element_size() > self.budget // 4:
+            return None
+        inner = self.inner.view(*self.inner.shape[:2], units, width)
+        weight = self.weight.view(units, width, -1)
+        return torch.einsum("ctuw,uwd->uctd", inner, weight).reshape(units, -1)
+
+    def _rows_at_once(self) -> int:
+        tokens = max(self._cells) * self.inner.shape[1] if self.layer is self.last else self.taken.tokens
+        widest = max(max(p.shape) for p in self.layer.block.parameters())
+        floats = tokens * (8 * self.out.shape[-1] + 4 * widest)
+        config = getattr(self.body.base, "config", None)
+        if self.layer is not self.last and getattr(config, "_attn_implementation", "sdpa") == "eager":
+            floats += 3 * self.layer.units * tokens**2
+        return max(1, self.budget // 2 // (floats * self.out.element_size()))
+
+    def _at_once(self) -> int:
+        """How many distributions go through the head together."""
+        return max(1, self.budget // 4 // (6 * self.classes * self.out.element_size()))
+
+    def _slice(self, inputs: int, rows: int, each: int) -> tuple[int, int]:
+        """Rows and distributions of a bundle in one slice; many rows, since they share the dense logits."""
+        limit = self._at_once()
+        tall = min(rows, limit)
+        return tall, each if inputs > 1 else min(each, max(1, limit // tall))
+
+
+def linear_map(layer: Layer, like: Tensor) -> Tensor:
+    """The matrix of a site, `[units * width, residual width]`, whatever kind of linear module it is.
+
+    A plain Linear or Conv1D shows its weight. Others (LoRA, weight-only quantized, offloaded) are asked: their answer
+    to the identity, less their answer to zero.
+    """
+    site = layer.site
+    weight = getattr(site, "weight", None)
+    if isinstance(weight, Tensor) and weight.device == like.device and weight.dtype == like.dtype:
+        if type(site) is nn.Linear:
+            return weight.detach().T
+        if type(site).__name__ == "Conv1D":
+            return weight.detach()
+    size = layer.units * layer.width
+    zero = site(like.new_zeros(1, size))
+    answer: Tensor = site(torch.eye(size, dtype=like.dtype, device=like.device)) - zero
+    sample = like.flatten(0, -2)[:8]
+    truth = site(sample)
+    if not torch.allclose(sample @ answer + zero, truth, rtol=1e-2, atol=1e-2 * float(truth.abs().max())):
+        raise UnderstudyError(
+            f"The output projection of layer {layer.index} ({type(site).__name__}) is not a linear map: a module that "
+            "quantizes its activations cannot be cut into heads. Load the model without that quantization."
+        )
+    return answer
+
+
+def _gating(layer: Layer, later: Mapping[int, Tensor]) -> list[Any]:
+    if layer.index not in later:
+        return []
+    factor = spread(later[layer.index], layer)[:, None]  # [rows, 1, units * width]
+    return [layer.site.register_forward_pre_hook(lambda _site, args: (args[0] * factor, *args[1:]))]
+
+
+def _segments(owner: Tensor) -> list[tuple[int, range]]:
+    """The runs of equal owners: (input, its rows)."""
+    values, counts = torch.unique_consecutive(owner, return_counts=True)
+    ends = counts.cumsum(0).tolist()
+    starts = [0, *ends[:-1]]
+    return [(i, range(a, b)) for i, a, b in zip(values.tolist(), starts, ends, strict=True)]
+
+
+def _expand(owner: Tensor, counts: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """All items of each row, where input i has counts[i] items in a flat list: (row, item) for each."""
+    count = torch.tensor(counts)
+    first = count.cumsum(0) - count
+    many = count[owner]
+    row = torch.arange(len(owner)).repeat_interleave(many)
+    within = torch.arange(len(row)) - (many.cumsum(0) - many)[row]
+    return row, first[owner][row] + within
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.to(dtype)
+    if isinstance(value, tuple | list):
+        return type(value)(_cast(item, dtype) for item in value)
+    if isinstance(value, dict):
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    return value
