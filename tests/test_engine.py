@@ -9,7 +9,7 @@ from families import CASES, HEADS, LAYERS, batch, build
 from naive import cfs, forward_logits, gate_site, positions
 from understudy.anatomy import anatomy
 from understudy.capture import capture
-from understudy.measure import measure
+from understudy.measurement import measure
 from understudy.outcome import reads
 from understudy.resume import Suffix
 from understudy.surgery import opened

@@ -101,7 +101,7 @@ FAMILIES: dict[str, Family] = {
         site="attention.out_lin",
         embeddings=("embeddings",),
     ),
-    "gpt2": Family("GPT-2", blocks=attrgetter("h"), attention="attn", site="attn.c_proj", embeddings=("wte",)),
+    "gpt2": Family("GPT-2", blocks=attrgetter("h"), attention="attn", site="attn.c_proj", embeddings=("wte", "wpe")),
     "gpt_neox": Family(
         "GPT-NeoX, Pythia",
         blocks=attrgetter("layers"),

@@ -58,7 +58,7 @@ class Suffix:
         self.beside = None if state.beside is None else cells(state.beside)
         native = state.out.dtype == dtype
         self.out = cells(state.out) if native else self.layer.site(self.inner)
-        self.weight = linear_map(self.layer, self.inner)  # [units * width, residual width]
+        self.weight, self.bias = linear_map(self.layer, self.inner)
         self._contributions = self._precomputed()
         self.final = reads.gather(taken.final) if native else self._dense()  # [distributions, n, width]
         self.classes = int(self._logits(self.final[:1]).shape[-1])
@@ -73,6 +73,7 @@ class Suffix:
         *,
         later: Mapping[int, Tensor] | None = None,
         reduce: Reducer = kl_to_dense,
+        anew: bool = False,
         advance: Callable[[int], None] | None = None,
     ) -> Tensor:
         """The reducer's number for each row, the mean over the row's distributions: float64 `[rows]`.
@@ -85,18 +86,31 @@ class Suffix:
         for start in range(0, len(gates), step := self._rows_at_once()):
             rows = slice(start, start + step)
             ahead = {index: value[rows].to(gates) for index, value in (later or {}).items()}
-            hidden = self.states(gates[rows], owner[rows], ahead)
+            hidden = self.states(gates[rows], owner[rows], ahead, anew=anew)
             parts.append(self._reduce(hidden, owner[rows], reduce))
             if advance is not None:
                 advance(len(owner[rows]))
         self.evaluations += len(gates)
         return torch.cat(parts)
 
-    def states(self, gates: Tensor, owner: Tensor, later: Mapping[int, Tensor]) -> Tensor:
-        """The final hidden states of the rows at the tokens read: `[rows' distributions, n, width]`."""
+    def noise(self) -> Tensor:
+        """KL(dense ‖ resumed with all gates at one) for each input: what says nothing.
+
+        The site's output is put together anew from its parts, and each input runs twice, so that sums are taken in
+        another order and the batch has another shape than on the dense forward.
+        """
+        owner = torch.arange(self.taken.count).repeat_interleave(2)
+        return self.resume(torch.ones(len(owner), self.layer.units), owner, anew=True).view(-1, 2).amax(-1)
+
+    def states(self, gates: Tensor, owner: Tensor, later: Mapping[int, Tensor], *, anew: bool = False) -> Tensor:
+        """The final hidden states of the rows at the tokens read: `[rows' distributions, n, width]`.
+
+        The site's output is dense + Σ (g − 1) c, exactly dense where all gates are one; `anew`, it is bias + Σ g c.
+        """
         row, cell = _expand(owner, self._cells)
+        base, change = (self.bias.expand_as(self.out), gates) if anew else (self.out, gates - 1)
         beside = None if self.beside is None else self.beside[cell]
-        hidden = self._block(self.layer, self.residual[cell], self._mix(gates, owner, row, cell), beside)
+        hidden = self._block(self.layer, self.residual[cell], self._mix(base, change, owner, row, cell), beside)
         if self.layer is self.last:
             return hidden
         inputs = owner.to(hidden.device)
@@ -108,12 +122,11 @@ class Suffix:
 
     # The site's own block, and the last one.
 
-    def _mix(self, gates: Tensor, owner: Tensor, row: Tensor, cell: Tensor) -> Tensor:
-        """The site's output under gates: dense + Σ (g − 1) c, exactly dense where all gates are one."""
-        change = gates - 1
+    def _mix(self, base: Tensor, change: Tensor, owner: Tensor, row: Tensor, cell: Tensor) -> Tensor:
+        """Σ change c over the units of each row, on top of `base`."""
         if self._contributions is None:
             inner = self.inner[cell] * spread(change, self.layer)[row][:, None]  # [rows' cells, tokens, units * width]
-            return self.out[cell] + inner @ self.weight
+            return base[cell] + inner @ self.weight
         mixed = self.out.new_empty(len(row), *self.out.shape[1:])
         at, size = 0, self.out[0].numel()
         first = torch.tensor((0, *self._cells)).cumsum(0).tolist()
@@ -121,7 +134,7 @@ class Suffix:
             stop = at + len(rows) * self._cells[index]
             these = slice(first[index], first[index + 1])
             torch.addmm(
-                self.out[these].reshape(1, -1),
+                base[these].reshape(1, -1),
                 change[rows.start : rows.stop],
                 self._contributions[:, these.start * size : these.stop * size],
                 out=mixed[at:stop].view(len(rows), -1),
@@ -167,9 +180,8 @@ class Suffix:
             raise Stop
 
         args, kwargs = self._call(layer, owner.to(hidden.device))
-        with hooked([layer.site.register_forward_pre_hook(grab, prepend=True)]):
-            with suppress(Stop):
-                layer.block(hidden, *args, **kwargs)
+        with hooked([layer.site.register_forward_pre_hook(grab, prepend=True)]), suppress(Stop):
+            layer.block(hidden, *args, **kwargs)
         return seen[0]
 
     def _call(self, layer: Layer, owner: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -273,21 +285,20 @@ class Suffix:
         return tall, each if inputs > 1 else min(each, max(1, limit // tall))
 
 
-def linear_map(layer: Layer, like: Tensor) -> Tensor:
-    """The matrix of a site, `[units * width, residual width]`, whatever kind of linear module it is.
+def linear_map(layer: Layer, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The matrix of a site, `[units * width, residual width]`, and its bias, whatever kind of linear module it is.
 
     A plain Linear or Conv1D shows its weight. Others (LoRA, weight-only quantized, offloaded) are asked: their answer
     to the identity, less their answer to zero.
     """
-    site = layer.site
+    site, size = layer.site, layer.units * layer.width
+    zero = site(like.new_zeros(1, size))
     weight = getattr(site, "weight", None)
     if isinstance(weight, Tensor) and weight.device == like.device and weight.dtype == like.dtype:
         if type(site) is nn.Linear:
-            return weight.detach().T
+            return weight.detach().T, zero[0]
         if type(site).__name__ == "Conv1D":
-            return weight.detach()
-    size = layer.units * layer.width
-    zero = site(like.new_zeros(1, size))
+            return weight.detach(), zero[0]
     answer: Tensor = site(torch.eye(size, dtype=like.dtype, device=like.device)) - zero
     sample = like.flatten(0, -2)[:8]
     truth = site(sample)
@@ -296,7 +307,7 @@ def linear_map(layer: Layer, like: Tensor) -> Tensor:
             f"The output projection of layer {layer.index} ({type(site).__name__}) is not a linear map: a module that "
             "quantizes its activations cannot be cut into heads. Load the model without that quantization."
         )
-    return answer
+    return answer, zero[0]
 
 
 def _gating(layer: Layer, later: Mapping[int, Tensor]) -> list[Any]:

@@ -85,7 +85,7 @@ class Run:
         attributes = _attributes(body, inputs, protocol, dtype)
         number = np.arange(units.pop())
         coords = {
-            "input": np.array(inputs.ids, dtype=str),
+            "input": np.array(inputs.ids, dtype=object),
             "layer": np.array(protocol.layers),
             "source": number,
             "substitute": number,

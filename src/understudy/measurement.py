@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import torch
 import xarray as xr
@@ -23,7 +22,7 @@ from understudy.search import Pairs, Search, as_search
 from understudy.store import Protocol, Run
 from understudy.surgery import opened
 
-Layers = Literal["last", "all", "quarters"] | int | Sequence[int]
+Layers = str | int | Sequence[int]  # "last", "all", "quarters", or numbers
 Progress = Callable[[float, int], None]
 
 # Below this multiple of its noise a divergence says nothing.
@@ -117,11 +116,11 @@ def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: M
         _refuse_nan(found, owner, names, suffix.layer.index)
         return found
 
-    probe = torch.ones(units + 1, units)  # nothing removed, then each unit alone
-    probe[1:].fill_diagonal_(0.0)
     meter.expect(count, count * units * (units - 1) * protocol.search.expected)
-    found = evaluate(probe.repeat(count, 1), torch.arange(count).repeat_interleave(units + 1)).view(count, units + 1)
-    noise, drop = found[:, 0], found[:, 1:]
+    noise = suffix.noise().cpu()
+    _refuse_nan(noise, torch.arange(count), names, suffix.layer.index)
+    alone = (1 - torch.eye(units)).repeat(count, 1)  # each unit removed
+    drop = evaluate(alone, torch.arange(count).repeat_interleave(units)).view(count, units)
 
     valid = drop > (NOISE_FACTOR * noise[:, None]).clamp(min=protocol.threshold)
     owner, source, substitute = (valid[:, :, None] & ~torch.eye(units, dtype=torch.bool)).nonzero(as_tuple=True)
@@ -149,17 +148,19 @@ def _refuse_nan(found: Tensor, owner: Tensor, names: Sequence[str], layer: int) 
 def _captures(
     body: Anatomy, inputs: Inputs, protocol: Protocol, batch_size: int | None, budget: int
 ) -> Iterator[tuple[list[int], Capture]]:
-    """Batches of inputs on the dense forward."""
-    size = batch_size or _inputs_at_once(capture(body, inputs.batch([0]), protocol.layers), budget)
-    waiting = [list(range(start, min(start + size, len(inputs)))) for start in range(0, len(inputs), size)]
-    while waiting:
-        indices = waiting.pop(0)
+    """Batches of inputs on the dense forward. Without a batch size, the first input goes alone and tells it."""
+    size, start = batch_size or 1, 0
+    while start < len(inputs):
+        indices = list(range(start, min(start + size, len(inputs))))
         taken = capture(body, inputs.batch(indices), protocol.layers)
         if taken.count == taken.tokens > 1:
             # As many inputs as tokens: a table over tokens could be taken for one over inputs.
-            waiting[:0] = [indices[:1], indices[1:]]
-            continue
+            indices.pop()
+            taken = capture(body, inputs.batch(indices), protocol.layers)
         yield indices, taken
+        start += len(indices)
+        if batch_size is None and start == 1:
+            size = _inputs_at_once(taken, budget)
 
 
 def _inputs_at_once(one: Capture, budget: int) -> int:

@@ -1,0 +1,28 @@
+"""The application: its verbs, and what every one of them does about errors."""
+
+from __future__ import annotations
+
+import typer
+
+from understudy.cli import check, demo, measure, models, show, train
+
+app = typer.Typer(
+    name="understudy",
+    help="Measure which component of a Transformer can stand in for which, on each input.",
+    epilog="Start with: understudy demo",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+app.command("check", epilog=check.EXAMPLES)(check.check)
+app.command("measure", epilog=measure.EXAMPLES)(measure.measure)
+app.command("show", epilog=show.EXAMPLES)(show.show)
+app.command("train", epilog=train.EXAMPLES)(train.train)
+app.command("models", epilog=models.EXAMPLES)(models.models)
+
+
+@app.callback()
+def main() -> None:
+    """Measure which component of a Transformer can stand in for which, on each input."""
