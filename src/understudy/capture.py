@@ -65,8 +65,12 @@ def capture(body: Anatomy, batch: Batch, layers: Iterable[int]) -> Capture:
     first, last = min(wanted), len(body.layers) - 1
     arguments = {key: value.to(body.device) for key, value in batch.items() if key not in ASIDE}
     arguments = {key: v.to(body.dtype) if v.is_floating_point() else v for key, v in arguments.items()}
-    main = arguments["pixel_values" if not body.reads_text else "input_ids"]
-    taken = Capture(len(main), 0, batch)
+    main = "input_ids" if body.reads_text else "pixel_values"
+    if main not in arguments:
+        raise UnderstudyError(
+            f"{type(body.model).__name__} takes {main}, but the batch has {', '.join(arguments) or 'nothing'}."
+        )
+    taken = Capture(len(arguments[main]), 0, batch)
     layer = -1  # the application that runs now; a shared block's hooks fire once for each
 
     def before_block(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -114,9 +118,9 @@ def _fitting(body: Anatomy, arguments: Batch) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError, KeyError) as problem:
-        shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in arguments.items())
+        shapes = ", ".join(f"{key} {list(value.shape[1:])}" for key, value in arguments.items())
         raise UnderstudyError(
-            f"The inputs do not fit {type(body.model).__name__}: given {shapes}, it says: {problem}"
+            f"The inputs do not fit {type(body.model).__name__}: given {shapes} for each, it says: {problem}"
         ) from problem
 
 

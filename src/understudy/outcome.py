@@ -79,13 +79,17 @@ def reads(body: Anatomy, taken: Capture, outcome: Outcome, ids: Sequence[str]) -
 
 
 def _class_reads(body: Anatomy, taken: Capture) -> Reads:
+    """The tokens that the class head reads, where it can do with these alone; else all of them."""
     ids = taken.batch.get("input_ids")
     mask = head.tokens_read(body, taken.final, ids=None if ids is None else ids.to(body.device))
+    owner = torch.arange(taken.count, device=mask.device)
     counts = mask.sum(-1)
-    if not bool((counts == counts[0]).all()):  # no common shape: read everything
-        mask = torch.ones_like(mask)
-    tokens = mask.nonzero()[:, 1].view(taken.count, -1)
-    return Reads(tokens, torch.arange(taken.count, device=tokens.device), (1,) * taken.count)
+    if bool((counts == counts[0]).all()) and not bool(mask.all()):
+        tokens = mask.nonzero()[:, 1].view(taken.count, -1)
+        # A pool that leaves out the class token by its place would leave out another one in its absence.
+        if bool(head.tokens_read(body, taken.final[owner[:, None], tokens]).all()):
+            return Reads(tokens, owner, (1,) * taken.count)
+    return Reads(torch.arange(taken.tokens, device=mask.device).expand(taken.count, -1), owner, (1,) * taken.count)
 
 
 def _positions(body: Anatomy, batch: Batch, outcome: Outcome) -> Tensor:
@@ -95,8 +99,8 @@ def _positions(body: Anatomy, batch: Batch, outcome: Outcome) -> Tensor:
     if chosen is not None:
         if chosen.shape != ids.shape:
             raise UnderstudyError(
-                f"positions must be {list(ids.shape)} like input_ids, one bool for each token, "
-                f"but are {list(chosen.shape)}."
+                f"positions must hold one bool for each of the {ids.shape[1]} tokens of an input, "
+                f"but are {list(chosen.shape[1:])} for each."
             )
         real = real & chosen.bool()
     elif outcome == "masked":

@@ -7,6 +7,7 @@ import json
 import platform
 import shutil
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -155,7 +156,10 @@ class Run:
 
         group = zarr.open_group(self._partial, mode="r+")
         group.attrs.update(attributes)
-        zarr.consolidate_metadata(self._partial)
+        with warnings.catch_warnings():
+            # zarr notes that other implementations may not know consolidated metadata; xarray warns without it.
+            warnings.simplefilter("ignore", UserWarning)
+            zarr.consolidate_metadata(self._partial)
         if self.path.exists():
             raise UnderstudyError(f"{self.path} appeared while this run was measured; it was left as it is.")
         self._partial.rename(self.path)

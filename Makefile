@@ -1,0 +1,50 @@
+# make demo   install into .venv and measure the bundled digits model
+# make test   install into .venv and run lint, types and tests
+# make bench  install into .venv and time the engine against full forwards
+# make test-timm   the timm models, in an environment of their own
+
+PYTHON ?= python3
+BIN := .venv/bin
+TIMM := .venv-timm/bin
+PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint types tests test-timm bench clean
+.DEFAULT_GOAL := demo
+
+# torch goes first and alone: the version in constraints.txt, not what another package would ask for.
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python $(PIP) torch
+	$(BIN)/python $(PIP) --editable ".[dev]"
+	touch $@
+
+.venv-timm/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-timm
+	$(TIMM)/python $(PIP) torch
+	$(TIMM)/python $(PIP) torchvision timm pytest --editable .
+	touch $@
+
+demo: .venv/.ready
+	$(BIN)/understudy demo
+
+test: lint types tests
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.ready
+	$(BIN)/mypy
+
+# One thread a worker: small models gain nothing from more, and two workers would fight for two cores.
+tests: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --durations 10
+
+test-timm: .venv-timm/.ready
+	OMP_NUM_THREADS=1 $(TIMM)/python -m pytest tests/timm_models
+
+bench: .venv/.ready
+	$(BIN)/python benchmarks/last_block.py
+
+clean:
+	rm -rf .venv .venv-timm understudy-demo
