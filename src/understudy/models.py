@@ -121,7 +121,7 @@ def _from_timm(name: str) -> nn.Module:
 def _refuse_pickle(folder: Path, name: str, allow_pickle: bool) -> None:
     if not (folder / "config.json").is_file():
         raise UnderstudyError(f"{name} is a folder without config.json: it holds no model that transformers can load.")
-    safe, pickles = list(folder.glob("*.safetensors")), list(folder.glob("*.bin"))
+    safe, pickles = list(folder.glob("*.safetensors")), sorted(folder.glob("pytorch_model*.bin"))
     if not safe and pickles and not allow_pickle:
         raise UnderstudyError(
             f"{name} has its weights only as a pickle ({pickles[0].name}), which can hold code. Convert them to "

@@ -230,7 +230,8 @@ class Suffix:
     def _reference(self, first: int, inputs: int, each: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Dense logits and probabilities of distributions [start, stop) of these inputs, `[inputs, ..., classes]`."""
         begin = sum(self.reads.counts[:first])
-        if self._known is None and 2 * len(self.final) <= self._at_once():
+        size = 2 * len(self.final) * self.classes * self.out.element_size()
+        if self._known is None and size <= self.budget // 8:
             dense = self._logits(self.final)
             self._known = dense, divergence.probabilities(dense)
         if self._known is not None:

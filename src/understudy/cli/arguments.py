@@ -38,8 +38,11 @@ BUNDLED_COUNT = 64
 
 def open_model(name: str, head: str | None, revision: str | None, allow_pickle: bool) -> nn.Module:
     """Load what the arguments name."""
+    from transformers.utils import logging
+
     from understudy.models import load
 
+    logging.disable_progress_bar()
     if head not in (None, "classes", "masked", "next"):
         raise UnderstudyError(f"--head {head} is not possible: choose classes, masked or next.")
     chosen: Head | None = head  # type: ignore[assignment]

@@ -40,7 +40,7 @@ def aggregate(run: xr.Dataset, *, matched: int, taus: float | Sequence[float], d
     a resample with a given seed draws the same ones however the run is ordered.
     """
     found = organization(run, matched=matched, taus=taus)
-    order = np.argsort(found["input"].to_numpy().astype(str), kind="stable")
+    order = np.argsort(np.array([str(name) for name in found["input"].to_numpy()]), kind="stable")
     found = found.isel(input=order)
 
     def mean(of: xr.DataArray) -> Statistic:
