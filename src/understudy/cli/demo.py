@@ -33,9 +33,10 @@ def demo(
     store, table, picture = output / "digits.zarr", output / "summary.csv", output / "digits.svg"
     with progress("measuring digits") as report:
         run = measure(load("digits"), digits(count), layers="all", out=store, progress=report)
-    print_run(out, run, None)
+    example = str(run["input"].values[0])
+    print_run(out, run, None, example)
     summary(run).to_csv(table, index_label="layer")
-    save_svg(run, None, picture)
+    save_svg(run, None, example, picture)
     out.print("wrote")
     for path, what in (
         (store, "the run; open it with understudy show, or xarray.open_zarr"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import xarray as xr
+from rich import box
+from rich.markup import escape
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -38,50 +38,73 @@ def provenance(run: xr.Dataset) -> Text:
 def summary_table(run: xr.Dataset) -> Table:
     """The summary with 95% intervals, one row a layer and one for all."""
     found = summary(run)
-    columns = {"raw": "Raw Oracle", "matched2": "Matched-2", "cover50": "Cover/H (tau 0.5)", "rank": "Rank/H"}
+    columns = {"raw": "Raw", "matched2": "Matched-2", "cover50": "Cover/H", "rank": "Rank/H"}
     if "cover50_exempt" in found:
-        columns["cover50_exempt"] = "Cover/H, invalid exempt"
-    table = Table(title="how far heads stand in for each other (95% intervals over inputs)", title_justify="left")
-    table.add_column("layer", justify="right", style="bold")
+        columns["cover50_exempt"] = "Cover/H\nexempt"
+    table = Table(
+        title="how far heads stand in for each other", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
+    )
+    table.add_column("layer", justify="right", style="bold", no_wrap=True)
     for heading in columns.values():
-        table.add_column(heading, justify="right")
-    table.add_column("valid sources", justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("valid", justify="right", no_wrap=True)
     for layer, row in found.iterrows():
         cells = [_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in columns]
         if layer == "all":
             table.add_section()
         table.add_row(str(layer), *cells, f"{row['valid']:.1%}")
+    notes = ["Raw: best substitute of a source; Matched-2: best of two. Cover/H: heads that must stay at tau 0.5."]
+    if "cover50_exempt" in found:
+        notes.append("Exempt: invalid sources need no cover.")
+    notes.append("Below each: 95% interval over inputs. Valid: sources whose removal matters.")
+    table.caption, table.caption_justify, table.caption_style = " ".join(notes), "left", "dim"
     return table
 
 
-def matrix_table(run: xr.Dataset, layer: int) -> Table:
-    """The mean S of one layer as a heat map: does the column stand in for the row."""
+# Beyond this many units a matrix of numbers is no picture any more, and a console is too narrow for it.
+_MOST_UNITS = 16
+
+
+def matrix_table(run: xr.Dataset, layer: int, input: str | None = None) -> Table:
+    """S of one layer as a heat map: of one input, or the mean over all, with the substitute that is best most often."""
     there = run.sel(layer=layer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing: a source that is never valid
-        S = np.nanmean(there["substitutability"].values, axis=0)  # [source, substitute]
+    if input is not None:
+        there = there.isel(input=[list(map(str, run["input"].values)).index(input)])
+    values = there["substitutability"].values  # [input, source, substitute]
     drop = there["drop"].mean("input").values
-    table = Table(title=f"layer {layer}: mean S of source i (row) by substitute j (column)", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left", caption_justify="left", caption_style="dim"
+    )
+    what = f"S on {escape(input)} alone" if input is not None else f"mean S over {len(values)} inputs"
+    table.title = f"layer {layer}: {what}, source i (row) by substitute j (column)"
     table.add_column("i", justify="right", style="bold")
-    for j in range(len(S)):
-        table.add_column(str(j), justify="right")
-    table.add_column("best substitute", justify="left")
+    shown = len(drop) if len(drop) <= _MOST_UNITS else 0
+    for j in range(shown):
+        table.add_column(str(j), justify="right", no_wrap=True)
+    table.add_column("best j", justify="right", no_wrap=True)
+    table.add_column("S" if input is not None else "on", justify="right")
     table.add_column("D_drop", justify="right")
-    for i, row in enumerate(S):
-        best = "never valid" if np.isnan(row).all() else f"{np.nanargmax(row)} recovers {np.nanmax(row):.0%}"
-        table.add_row(str(i), *(_cell(value) for value in row), best, f"{drop[i]:.2g}")
+    for i in range(len(drop)):
+        rows = values[:, i][~np.isnan(values[:, i]).all(-1)]  # where i is valid
+        if not len(rows):
+            table.add_row(str(i), *["·"] * shown, "-", "-", f"{drop[i]:.1e}")
+            continue
+        best = np.bincount(np.nanargmax(rows, -1), minlength=len(drop))
+        share = f"{np.nanmax(rows):.0%}" if input is not None else f"{best.max() / len(rows):.0%}"
+        cells = [Text("·", style="dim") if i == j else _cell(rows[:, j].mean()) for j in range(shown)]
+        table.add_row(str(i), *cells, str(best.argmax()), share, f"{drop[i]:.1e}")
+    if input is None:
+        table.caption = "best j: the substitute that is best most often, and on which share of the inputs it is"
     return table
 
 
 def _cell(value: float) -> Text:
-    if np.isnan(value):
-        return Text("·", style="dim")
     place = min(max(value, 0.0), 1.0) * (len(_SCALE) - 1)
     low = min(int(place), len(_SCALE) - 2)
     share = place - low
     red, green, blue = (round(a + (b - a) * share) for a, b in zip(_SCALE[low], _SCALE[low + 1], strict=True))
-    ink = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 130 else "black"
-    return Text(f" {value:.2f} ", style=Style(color=ink, bgcolor=f"rgb({red},{green},{blue})"))
+    ink = "#ffffff" if 0.3 * red + 0.6 * green + 0.1 * blue < 120 else "#000000"
+    return Text(f"{value:.2f}", style=Style(color=ink, bgcolor=f"rgb({red},{green},{blue})"))
 
 
 def _with_interval(value: float, low: float, high: float) -> str:
@@ -89,4 +112,5 @@ def _with_interval(value: float, low: float, high: float) -> str:
         return "-"
     if np.isnan(low):
         return f"{value:.3f}"
-    return f"{value:.3f} [dim]{low:.3f}-{high:.3f}[/]"
+    ends = "-".join(f"{end:.3f}".lstrip("0") for end in (low, high))
+    return f"{value:.3f}\n[dim]{ends}[/]"
