@@ -22,6 +22,7 @@ from understudy.surgery import hooked, replaced
 Reducer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 BUDGET = 2**30  # bytes above the model's own
+CACHED = 2**20  # numbers of one activation that a CPU works on at its best: more leave its cache, fewer leave it idle
 
 
 def kl_to_dense(logits: Tensor, dense: Tensor, p: Tensor) -> Tensor:
@@ -273,7 +274,10 @@ class Suffix:
         config = getattr(self.body.base, "config", None)
         if self.layer is not self.last and getattr(config, "_attn_implementation", "sdpa") == "eager":
             floats += 3 * self.layer.units * tokens**2
-        return max(1, self.budget // 2 // (floats * self.out.element_size()))
+        rows = self.budget // 2 // (floats * self.out.element_size())
+        if self.out.device.type == "cpu":
+            rows = min(rows, CACHED // (tokens * self.out.shape[-1]))
+        return max(1, rows)
 
     def _at_once(self) -> int:
         """How many distributions go through the head together."""

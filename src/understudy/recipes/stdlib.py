@@ -1,0 +1,186 @@
+"""The recipe of `stdlib`: a small GPT-2 on the Python standard library's own source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import exp
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from understudy.inputs.batch import Batch, Inputs
+from understudy.inputs.stdlib import contexts, encode, held_out_files, read, training_files
+from understudy.recipes.card import card_figures, write_card
+from understudy.recipes.recipe import Progress
+from understudy.recipes.record import Record
+from understudy.recipes.trainer import fit, no_bars, require_accelerate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+END = "<|endoftext|>"
+DATA = (
+    "The source of the Python standard library of the Python that ran the recipe, under the licence of the Python "
+    "Software Foundation (PSF). Left out: tests, idlelib, generated tables (encodings, pydoc_data) and files that are "
+    "not UTF-8. A tenth of the files, chosen by a hash of their path, is held out: on every version of Python these "
+    "files were never trained on. They are the inputs of `understudy.stdlib()`."
+)
+
+
+@dataclass(frozen=True)
+class StdlibRecipe:
+    """The hyperparameters of a byte-level GPT-2 of about a million parameters."""
+
+    name: str = "stdlib"
+    vocabulary: int = 1536  # a fifth of the parameters; more would starve the layers, which are what is studied
+    layers: int = 4
+    heads: int = 8
+    width: int = 128
+    context: int = 128  # tokens
+    steps: int = 5000
+    batch: int = 16  # contexts a step: many small steps learn more from ten million tokens than few large ones
+    learning_rate: float = 3e-3  # small models bear far more than the usual 3e-4
+    warmup: int = 200
+    weight_decay: float = 0.1
+    beta2: float = 0.99  # few tokens a step: the second moment needs a longer memory than 0.95 gives
+    measured: int = 16  # held-out contexts for the figures of each layer on the card
+
+    @property
+    def summary(self) -> str:
+        """One sentence that says what is trained on what."""
+        shape = f"{self.layers} layers of {self.heads} heads, width {self.width}"
+        return f"A GPT-2 ({shape}) trained on the source of the Python standard library."
+
+    def train(self, out: Path, *, seed: int, progress: Progress | None, **arguments: Any) -> bool:
+        """Train the tokenizer and the model into `out`."""
+        require_accelerate()
+        from transformers import PreTrainedTokenizerFast, set_seed
+
+        tokenizer = train_tokenizer(self.vocabulary)
+        stream = training_stream(tokenizer)
+        set_seed(seed)
+        model = self.model(tokenizer)
+        length = self.context
+
+        def load(indices: Sequence[int]) -> Batch:
+            # Another cut of the stream in each epoch: no token is always first in its context.
+            shifts = torch.randint(length, (len(indices),)).tolist()
+            starts = [index * length + shift for index, shift in zip(indices, shifts, strict=True)]
+            tokens = torch.stack([stream[start : start + length] for start in starts])  # [contexts, length]
+            return {"input_ids": tokens, "labels": tokens}
+
+        count = len(stream) // length - 1
+        writer = fit(
+            model,
+            load,
+            count,
+            out,
+            recipe=asdict(self),
+            defaults=self.arguments(),
+            arguments=arguments,
+            seed=seed,
+            progress=progress,
+        )
+        if writer:
+            fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, model_max_length=length)
+            fast.save_pretrained(out)
+        return writer
+
+    def describe(self, out: Path) -> None:
+        """Measure the model in `out` on the held-out files and write its card."""
+        from tokenizers import Tokenizer
+        from transformers import GPT2LMHeadModel
+
+        with no_bars():
+            model = GPT2LMHeadModel.from_pretrained(out, use_safetensors=True)
+        tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+        stream, unseen = training_stream(tokenizer), contexts(tokenizer, None, self.context)
+        loss, unigram = held_out_loss(model, unseen), unigram_loss(stream, tokenizer.get_vocab_size(), unseen)
+        figures = {
+            "held-out loss, nats a token": f"{loss:.4f}",
+            "held-out perplexity": f"{exp(loss):.2f}",
+            "held-out loss of the unigram model (training tokens, add one)": f"{unigram:.4f}",
+            "held-out contexts": f"{len(unseen):,} of {self.context} tokens, from {len(held_out_files())} files",
+            "training tokens": f"{len(stream):,}",
+            "training tokens seen, over all epochs": f"{Record.load(out).examples * self.context:,}",
+            "parameters": f"{model.num_parameters():,}",
+            **card_figures(model, unseen.take(range(min(self.measured, len(unseen))))),
+        }
+        write_card(out, name=self.name, summary=self.summary, figures=figures, data=DATA)
+
+    def model(self, tokenizer: Any) -> PreTrainedModel:
+        """The untrained model, embeddings tied."""
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        end = tokenizer.token_to_id(END)
+        config = GPT2Config(
+            vocab_size=tokenizer.get_vocab_size(),
+            n_positions=self.context,
+            n_layer=self.layers,
+            n_head=self.heads,
+            n_embd=self.width,
+            activation_function="gelu_pytorch_tanh",  # GPT-2's own function, fused: half as fast again on a CPU
+            # Four passes over the data do not overfit a million parameters.
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+            bos_token_id=end,
+            eos_token_id=end,
+        )
+        model = GPT2LMHeadModel(config)
+        model.loss_type = "ForCausalLM"  # what transformers takes anyway, after a warning
+        return model
+
+    def arguments(self) -> dict[str, Any]:
+        """The recipe in the words of `transformers.TrainingArguments`."""
+        return {
+            "max_steps": self.steps,
+            "per_device_train_batch_size": self.batch,
+            "learning_rate": self.learning_rate,
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": self.warmup,
+            "weight_decay": self.weight_decay,
+            "adam_beta2": self.beta2,
+        }
+
+
+STDLIB = StdlibRecipe()
+
+
+def train_tokenizer(vocabulary: int) -> Any:
+    """A byte-level BPE tokenizer of the training files."""
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        read(training_files()), vocab_size=vocabulary, special_tokens=[END], show_progress=False
+    )
+    return Tokenizer.from_str(tokenizer.to_str())
+
+
+def training_stream(tokenizer: Any) -> Tensor:
+    """The tokens of all training files, one after the other, each followed by the end token."""
+    end = tokenizer.token_to_id(END)
+    return torch.tensor([token for file in encode(tokenizer, training_files()) for token in (*file, end)])
+
+
+def held_out_loss(model: PreTrainedModel, inputs: Inputs, *, batch_size: int = 64) -> float:
+    """The mean cross-entropy of the next token, in nats; the first token of a context is not predicted."""
+    total, count = 0.0, 0
+    model.eval()
+    for start in range(0, len(inputs), batch_size):
+        tokens = inputs.batch(range(start, min(start + batch_size, len(inputs))))["input_ids"].to(model.device)
+        with torch.no_grad():
+            logits = model(input_ids=tokens).logits[:, :-1]  # [contexts, length - 1, vocabulary]
+        total += float(cross_entropy(logits.flatten(0, 1).double(), tokens[:, 1:].flatten(), reduction="sum"))
+        count += tokens[:, 1:].numel()
+    return total / count
+
+
+def unigram_loss(stream: Tensor, vocabulary: int, inputs: Inputs) -> float:
+    """The same loss of the model that knows only how often each token occurs in `stream`, plus one."""
+    counts = torch.bincount(stream, minlength=vocabulary).double() + 1
+    targets = inputs.batch(range(len(inputs)))["input_ids"][:, 1:]
+    return float(-(counts / counts.sum()).log()[targets].mean())

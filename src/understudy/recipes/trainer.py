@@ -1,0 +1,109 @@
+"""The one way in which recipes use `transformers.Trainer`: quiet, and only inside the output folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy.errors import UnderstudyError
+from understudy.inputs.batch import Batch
+from understudy.recipes.recipe import Progress
+from understudy.recipes.record import Record, versions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
+
+
+def require_accelerate() -> None:
+    """Fail early and clearly where the Trainer's own requirement is missing."""
+    if importlib.util.find_spec("accelerate") is None:
+        raise UnderstudyError('Training needs the package accelerate: pip install "understudy[train]"')
+
+
+def fit(
+    model: PreTrainedModel,
+    load: Callable[[Sequence[int]], Batch],
+    count: int,
+    out: Path,
+    *,
+    recipe: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    seed: int,
+    progress: Progress | None,
+) -> bool:
+    """Train `model` on the examples `load(indices)`, indices below `count`, and save it with a record into `out`.
+
+    `defaults` are the recipe in the words of `transformers.TrainingArguments`, `arguments` what the user
+    wants otherwise. Checkpoints, if they are asked for (`save_strategy="epoch"`), go to `out/checkpoints`.
+    False on all but one process of a distributed run.
+    """
+    from transformers import PrinterCallback, Trainer, TrainingArguments
+    from transformers.trainer import TRAINING_ARGS_NAME
+
+    checkpoints = out / "checkpoints"
+    quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 50}
+    options = TrainingArguments(
+        output_dir=str(checkpoints),
+        # Indices are the dataset and the collator loads them: whole batches are read, moved and cut at once.
+        remove_unused_columns=False,
+        **{"dataloader_pin_memory": torch.cuda.is_available(), **quiet, **defaults, "seed": seed, **arguments},
+    )
+    trainer = Trainer(model=model, args=options, train_dataset=range(count), data_collator=load)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_reporter(progress))
+    started = time.monotonic()
+    with no_bars():
+        trainer.train(resume_from_checkpoint=options.resume_from_checkpoint)
+        seconds = time.monotonic() - started
+        trainer.save_model(str(out))
+    if not trainer.is_world_process_zero():
+        return False
+    (out / TRAINING_ARGS_NAME).unlink()  # a pickle; the record says the same
+    (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone, but a wheel is for all
+    if not any(checkpoints.iterdir()):
+        checkpoints.rmdir()
+    steps = trainer.state.global_step
+    batch = options.train_batch_size * options.gradient_accumulation_steps * options.world_size
+    Record(recipe, arguments, seed, steps, steps * batch, seconds, versions()).save(out)
+    return True
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars where it loads and saves weights."""
+    from transformers.utils import logging as bars
+
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+
+
+def _reporter(progress: Progress | None) -> Any:
+    from transformers import TrainerCallback
+
+    class Reporter(TrainerCallback):  # type: ignore[misc]
+        """Hands the Trainer's steps to `progress` and its losses to the log."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            if progress is not None and state.is_world_process_zero:
+                progress(state.global_step, state.max_steps)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **_: Any) -> None:  # noqa: ARG002
+            if "loss" in logs and state.is_world_process_zero:
+                log.info("step %d of %d: loss %.4f", state.global_step, state.max_steps, float(logs["loss"]))
+
+    return Reporter()
