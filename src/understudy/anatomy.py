@@ -153,7 +153,10 @@ class Anatomy:
     @property
     def device(self) -> torch.device:
         """Where the model's inputs go."""
-        return next(p.device for p in self.model.parameters() if p.device.type != "meta")
+        here = next((p.device for p in self.model.parameters() if p.device.type != "meta"), None)
+        # Where all weights are offloaded, accelerate knows where they will run.
+        away = getattr(getattr(self.model, "_hf_hook", None), "execution_device", None)
+        return here if here is not None else torch.device(away if away is not None else "cpu")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -183,6 +186,8 @@ class Anatomy:
     def layer_index(self, layer: int) -> int:
         """A layer's index from the start; negatives count from the end."""
         count = len(self.layers)
+        if not isinstance(layer, int) or isinstance(layer, bool):
+            raise UnderstudyError(f"A layer is a whole number, but {layer!r} was given.")
         if not -count <= layer < count:
             raise UnderstudyError(
                 f"Layer {layer} is not there: {type(self.model).__name__} has {count} layers, "
@@ -204,8 +209,13 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model.module  # type: ignore[assignment]
         elif name == "OptimizedModule":
             model = model._orig_mod  # type: ignore[assignment]
-        elif any(parent.__name__ == "PeftModel" for parent in type(model).__mro__):
-            model = model.get_base_model()  # type: ignore[operator]
+        elif any(parent.__name__ in ("PeftModel", "PeftMixedModel") for parent in type(model).__mro__):
+            if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+                raise UnderstudyError(
+                    "Prompt and prefix tuning add tokens that the model inside the PEFT wrapper does not see: "
+                    "they cannot be measured. LoRA and other adapters of the weights can."
+                )
+            model = model.base_model.model  # type: ignore[assignment, union-attr]
         else:
             return model
 
@@ -247,8 +257,11 @@ def anatomy(model: nn.Module) -> Anatomy:
         )
     family = FAMILIES[key]
     base: nn.Module = model if key == "timm" else model.base_model  # type: ignore[assignment]
-    layers = tuple(_layer(family, base, index, block) for index, block in enumerate(family.blocks(base)))
-    return Anatomy(model, base, family, layers)
+    try:
+        blocks = family.blocks(base)
+    except AttributeError as missing:
+        raise UnderstudyError(f"{type(model).__name__} is not built as {family.title} is: {missing}.") from missing
+    return Anatomy(model, base, family, tuple(_layer(family, base, index, block) for index, block in enumerate(blocks)))
 
 
 def _layer(family: Family, base: nn.Module, index: int, block: nn.Module) -> Layer:

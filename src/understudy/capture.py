@@ -70,6 +70,8 @@ def capture(body: Anatomy, batch: Batch, layers: Iterable[int]) -> Capture:
         raise UnderstudyError(
             f"{type(body.model).__name__} takes {main}, but the batch has {', '.join(arguments) or 'nothing'}."
         )
+    if "encoder_hidden_states" in arguments:
+        raise UnderstudyError("The batch has encoder_hidden_states: models with cross-attention cannot be measured.")
     taken = Capture(len(arguments[main]), 0, batch)
     layer = -1  # the application that runs now; a shared block's hooks fire once for each
 
@@ -97,7 +99,8 @@ def capture(body: Anatomy, batch: Batch, layers: Iterable[int]) -> Capture:
 
     def hooks() -> Iterator[Any]:
         for block in {layer.block for layer in body.layers}:
-            yield block.register_forward_pre_hook(before_block, with_kwargs=True)
+            # Before the user's own hooks on the block: these run again when the block does.
+            yield block.register_forward_pre_hook(before_block, with_kwargs=True, prepend=True)
             yield block.register_forward_hook(after_block)
         for site in {layer.site for layer in body.layers}:
             yield site.register_forward_hook(after_site)

@@ -7,27 +7,44 @@ from torch import Tensor
 
 # Above this the shifted exponentials lose digits (or overflow), and the plain formula takes over.
 LARGE = 16.0
+_RUN = 64
 
 
 def kl(dense: Tensor, p: Tensor, logits: Tensor) -> Tensor:
     """D = KL(dense ‖ intervened) over the last axis, in nats, as float64.
 
     >>> a, b = torch.tensor([0.0, 1.0]), torch.tensor([0.5, 1.0])
-    >>> round(kl(a, probabilities(a), b).item(), 6)
+    >>> round(kl(a, probabilities(a), b.clone()).item(), 6)
     0.026604
 
     With Δ = logits − dense and d = Δ − E_p[Δ], exactly `KL = log1p(E_p[expm1(d)])`. The terms are small where the
-    distributions are close, so nothing cancels: elementwise work stays in the logits' own precision, and only the
-    sums are float64. `dense` and `p = probabilities(dense)` broadcast against `logits`.
+    distributions are close, so nothing cancels: elementwise work stays in the logits' own precision (float32 at
+    least), and only the sums are float64. `dense` and `p = probabilities(dense)` broadcast against `logits`, which
+    may be overwritten.
     """
-    delta = logits - dense
-    mean = (delta * p).sum(-1, keepdim=True, dtype=torch.float64)
-    delta -= mean.to(delta.dtype)
-    value = torch.log1p((torch.expm1(delta).mul_(p)).sum(-1, dtype=torch.float64))
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        dense, p, logits = dense.float(), probabilities(dense.float()), logits.float()
+    d = logits.sub_(dense)
+    d -= total(d * p)[..., None].to(d.dtype)
+    # E_p[d] is 0 but for rounding, which a shift common to all logits makes large; without it the rounding
+    # enters at first order, with it at second.
+    value = torch.log1p(total(torch.expm1(d).sub_(d).mul_(p)))
     far = ~(value < LARGE)  # not `>=`: NaN counts as far
     if bool(far.any()):
-        value[far] = kl_plain(dense.expand_as(logits)[far], logits[far])
+        there = dense.expand_as(d)[far]
+        value[far] = kl_plain(there, there + d[far])
     return value.clamp_(min=0.0)
+
+
+def total(terms: Tensor) -> Tensor:
+    """The sum over the last axis in float64.
+
+    Short runs are summed as they are, and only their sums in float64: casting every term would cost more than all
+    else, and a run is too short to lose digits.
+    """
+    size = terms.shape[-1] // _RUN * _RUN
+    runs = terms[..., :size].unflatten(-1, (-1, _RUN)).sum(-1) if size else terms[..., :0]  # type: ignore[no-untyped-call]
+    return runs.sum(-1, dtype=torch.float64) + terms[..., size:].sum(-1, dtype=torch.float64)
 
 
 def kl_plain(dense: Tensor, logits: Tensor) -> Tensor:

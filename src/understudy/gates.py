@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from understudy.anatomy import Anatomy, Layer, anatomy
 from understudy.errors import UnderstudyError
-from understudy.surgery import hooked
+from understudy.surgery import eager, hooked
 
 Gates = Mapping[tuple[int, int], float]
 
@@ -60,7 +60,7 @@ def gated(model: nn.Module, gates: Gates) -> Iterator[nn.Module]:
     sites = {body.layers[index].site for index in factors}
     handles = [body.base.register_forward_pre_hook(restart)]
     handles += [site.register_forward_pre_hook(apply, prepend=True) for site in sites]
-    with hooked(handles):
+    with eager(body.model), hooked(handles):
         yield model
     silent = sorted(set(factors) - fired)
     if silent:
@@ -72,7 +72,10 @@ def gated(model: nn.Module, gates: Gates) -> Iterator[nn.Module]:
 
 def _by_layer(body: Anatomy, gates: Gates) -> dict[int, Tensor]:
     factors: dict[int, Tensor] = {}
-    for (index, unit), gate in gates.items():
+    for place, gate in gates.items():
+        if not (isinstance(place, tuple) and len(place) == 2 and all(isinstance(number, int) for number in place)):
+            raise UnderstudyError(f"A gate is set by (layer, unit), such as (-1, 3), but {place!r} was given.")
+        index, unit = place
         layer = body.layers[body.layer_index(index)]
         if not 0 <= unit < layer.units:
             raise UnderstudyError(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from understudy.anatomy import Anatomy
 from understudy.errors import UnderstudyError
-from understudy.surgery import replaced
+from understudy.surgery import answering, replaced
 
 
 def logits(body: Anatomy, hidden: Tensor, *, ids: Tensor | None = None) -> Tensor:
@@ -24,12 +24,16 @@ def logits(body: Anatomy, hidden: Tensor, *, ids: Tensor | None = None) -> Tenso
     def answer(*_args: Any, **_kwargs: Any) -> Tensor:
         return hidden
 
-    targets = [attrgetter(path)(body.base) for path in body.family.embeddings]
-    targets += {layer.block for layer in body.layers}
-    # An entry of the embeddings may be a method (timm's `_pos_embed`) instead of a module.
-    changes = [
-        (t, "forward", answer) if isinstance(t, nn.Module) else (t.__self__, t.__name__, answer) for t in targets
-    ]
+    changes: list[tuple[object, str, Any]] = []
+    for target in [attrgetter(path)(body.base) for path in body.family.embeddings] + [x.block for x in body.layers]:
+        if isinstance(target, nn.Module):
+            changes += answering(target, answer)
+        else:  # a method, such as timm's `_pos_embed`
+            changes.append((target.__self__, target.__name__, answer))
+    config = getattr(body.base, "config", None)
+    if getattr(config, "pad_token_id", 0) is None:
+        # Without a padding token, classifiers refuse more than one row; no token is one that never occurs.
+        changes.append((config, "pad_token_id", -1))
     with replaced(changes):
         return output_logits(body, body.run({"input_ids": ids} if ids is not None else _nothing(body, hidden)))
 
@@ -51,10 +55,10 @@ def tokens_read(body: Anatomy, hidden: Tensor, *, ids: Tensor | None = None) -> 
     """Which tokens of the final hidden states reach the logits: bool `[rows, tokens]`.
 
     Asked of the head itself: a backward seeded with NaN leaves NaN at every token that is connected to the logits
-    and exact zeros elsewhere, even where an activation is saturated.
+    and exact zeros elsewhere, even where an activation is saturated (a dead ReLU excepted: then nothing seems read).
     """
     with torch.enable_grad():
-        leaf = hidden.detach().requires_grad_()
+        leaf = hidden.detach().clone().requires_grad_()
         answer = logits(body, leaf, ids=ids)
         (gradient,) = torch.autograd.grad(answer, leaf, torch.full_like(answer, torch.nan))
     return gradient.isnan().any(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,14 +23,16 @@ from understudy.search import Pairs, Search, as_search
 from understudy.store import Protocol, Run
 from understudy.surgery import opened
 
+log = logging.getLogger(__name__)
+
 Layers = str | int | Sequence[int]  # "last", "all", "quarters", or numbers
 Progress = Callable[[float, int], None]
 
 # Below this multiple of its noise a divergence says nothing.
 NOISE_FACTOR = 100.0
 
-# More inputs at once gain nothing: rows are what fills the batch.
-_MOST_INPUTS = 128
+# More inputs at once gain nothing: rows are what fills the batch. Not the length that texts often have.
+_MOST_INPUTS = 96
 
 
 def measure(
@@ -79,6 +82,8 @@ def measure(
         raise UnderstudyError(f"units={units!r} is not possible: the units that can be gated are 'heads'.")
     if batch_size is not None and batch_size < 1:
         raise UnderstudyError(f"batch_size must be at least 1, but {batch_size} was given.")
+    if budget < 1:
+        raise UnderstudyError(f"budget must be a number of bytes above 0, but {budget} was given.")
     if not threshold > 0:
         raise UnderstudyError(f"threshold must be above 0, but {threshold} was given.")
     protocol = Protocol(
@@ -99,11 +104,13 @@ def measure(
             for indices, taken in _captures(body, chosen, protocol, batch_size, budget):
                 names = [chosen.ids[index] for index in indices]
                 reads = outcomes.reads(body, taken, protocol.outcome, names)
+                found = []
                 with precision.applied():
                     for layer in protocol.layers:
                         suffix = Suffix(body, taken, layer, reads, dtype=precision.dtype, budget=budget)
-                        run.write(indices, layer, _matrices(suffix, protocol, names, meter))
+                        found.append(_matrices(suffix, protocol, names, meter))
                         run.evaluations += suffix.evaluations
+                run.write(found)
             return run.finish(seconds=time.perf_counter() - began)
 
 
@@ -123,6 +130,11 @@ def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: M
     drop = evaluate(alone, torch.arange(count).repeat_interleave(units)).view(count, units)
 
     valid = drop > (NOISE_FACTOR * noise[:, None]).clamp(min=protocol.threshold)
+    if raised := int((NOISE_FACTOR * noise > protocol.threshold).sum()):
+        log.warning(
+            "At layer %d, the noise of %d of %d inputs raises their threshold above %g (at most to %g).",
+            *(suffix.layer.index, raised, count, protocol.threshold, NOISE_FACTOR * float(noise.max())),
+        )
     owner, source, substitute = (valid[:, :, None] & ~torch.eye(units, dtype=torch.bool)).nonzero(as_tuple=True)
     pairs = Pairs(owner, source, substitute, drop[owner, source], units)
     meter.expect(count, len(pairs) * protocol.search.expected)
@@ -149,24 +161,37 @@ def _captures(
     body: Anatomy, inputs: Inputs, protocol: Protocol, batch_size: int | None, budget: int
 ) -> Iterator[tuple[list[int], Capture]]:
     """Batches of inputs on the dense forward. Without a batch size, the first input goes alone and tells it."""
-    size, start = batch_size or 1, 0
+    start, size, taken = 0, batch_size or 1, None
     while start < len(inputs):
         indices = list(range(start, min(start + size, len(inputs))))
-        taken = capture(body, inputs.batch(indices), protocol.layers)
+        batch = inputs.batch(indices)
+        if taken is not None:
+            # Texts differ in length: what fits is known only now.
+            tokens = batch["input_ids"].shape[1] if body.reads_text else taken.tokens
+            most = batch_size or _inputs_at_once(body, taken, tokens, budget)
+            keep = min(len(indices), most)
+            if keep == tokens > 1:
+                keep -= 1
+            if keep < len(indices):
+                indices = indices[:keep]
+                batch = inputs.batch(indices)
+        taken = capture(body, batch, protocol.layers)
         if taken.count == taken.tokens > 1:
             # As many inputs as tokens: a table over tokens could be taken for one over inputs.
             indices.pop()
             taken = capture(body, inputs.batch(indices), protocol.layers)
         yield indices, taken
         start += len(indices)
-        if batch_size is None and start == 1:
-            size = _inputs_at_once(taken, budget)
+        size = batch_size or _inputs_at_once(body, taken, taken.tokens, budget)
 
 
-def _inputs_at_once(one: Capture, budget: int) -> int:
-    kept = [value for state in one.sites.values() for value in (state.residual, state.inner, state.out)]
-    floats = sum(value.numel() for value in (*kept, one.final))
-    return max(1, min(_MOST_INPUTS, budget // 4 // (4 * floats)))
+def _inputs_at_once(body: Anatomy, taken: Capture, tokens: int, budget: int) -> int:
+    """How many inputs of this length are captured at once: what is kept, and what a block needs meanwhile."""
+    states = [value for state in taken.sites.values() for value in (state.residual, state.inner, state.out)]
+    kept = sum(value[0, 0].numel() for value in (*states, taken.final))
+    meanwhile = 8 * taken.final.shape[-1] + 4 * max(max(p.shape) for p in body.layers[-1].block.parameters())
+    bytes_each = 4 * tokens * max(kept, meanwhile)
+    return max(1, min(_MOST_INPUTS, budget // 4 // bytes_each))
 
 
 def resolve_layers(body: Anatomy, layers: Layers) -> tuple[int, ...]:
@@ -183,7 +208,7 @@ def resolve_layers(body: Anatomy, layers: Layers) -> tuple[int, ...]:
                 f"layers={layers!r} is not possible: say 'last', 'all', 'quarters', a layer or a list of layers."
             )
         return tuple(named[layers])
-    chosen = [layers] if isinstance(layers, int) else list(layers)
+    chosen: list[int] = list(layers) if isinstance(layers, Sequence) else [layers]
     if not chosen:
         raise UnderstudyError("No layer was given: say 'last', 'all', 'quarters', a layer or a list of layers.")
     return tuple(sorted({body.layer_index(layer) for layer in chosen}))
@@ -192,7 +217,13 @@ def resolve_layers(body: Anatomy, layers: Layers) -> tuple[int, ...]:
 @contextmanager
 def placed(body: Anatomy, device: str | torch.device | None) -> Iterator[None]:
     """The model on a device, and back where it was afterwards."""
-    if device is None or torch.device(device) == body.device:
+    try:
+        wanted = body.device if device is None else torch.device(device)
+    except RuntimeError as problem:
+        raise UnderstudyError(
+            f"device={device!r} is not one that torch knows: say 'cpu', 'cuda' or 'cuda:1'."
+        ) from problem
+    if wanted == body.device:
         yield
         return
     if getattr(body.model, "hf_device_map", None):
@@ -200,8 +231,11 @@ def placed(body: Anatomy, device: str | torch.device | None) -> Iterator[None]:
             f"device={str(device)!r} cannot be used with a model spread over devices by device_map: leave it out."
         )
     before = body.device
-    body.model.to(device)
     try:
+        try:
+            body.model.to(wanted)
+        except (RuntimeError, AssertionError) as problem:
+            raise UnderstudyError(f"device={str(device)!r} cannot be used here: {problem}.") from problem
         yield
     finally:
         body.model.to(before)

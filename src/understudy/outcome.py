@@ -65,6 +65,10 @@ def resolve(body: Anatomy, outcome: str) -> Outcome:
 def reads(body: Anatomy, taken: Capture, outcome: Outcome, ids: Sequence[str]) -> Reads:
     """Which tokens the outcome reads for each captured input."""
     if outcome == "classes":
+        if "positions" in taken.batch:
+            raise UnderstudyError(
+                "The batch has positions, but classes are not predicted at positions: leave them out."
+            )
         return _class_reads(body, taken)
     positions = _positions(body, taken.batch, outcome)
     counts = positions.sum(-1)
@@ -84,7 +88,7 @@ def _class_reads(body: Anatomy, taken: Capture) -> Reads:
     mask = head.tokens_read(body, taken.final, ids=None if ids is None else ids.to(body.device))
     owner = torch.arange(taken.count, device=mask.device)
     counts = mask.sum(-1)
-    if bool((counts == counts[0]).all()) and not bool(mask.all()):
+    if bool((counts == counts[0]).all()) and 0 < int(counts[0]) < taken.tokens:
         tokens = mask.nonzero()[:, 1].view(taken.count, -1)
         # A pool that leaves out the class token by its place would leave out another one in its absence.
         if bool(head.tokens_read(body, taken.final[owner[:, None], tokens]).all()):

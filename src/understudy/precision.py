@@ -30,6 +30,10 @@ class Precision:
         after = {p for layer in body.layers[first:] for p in layer.block.parameters()}
         wanted = [p for p in body.model.parameters() if p not in before or p in after]  # a shared block is both
         self._parameters = [p for p in wanted if p.is_floating_point() and p.dtype != self.dtype]
+        if any(p.device.type == "meta" for p in self._parameters) and dtype is not None:
+            raise UnderstudyError(
+                f"dtype={str(dtype)!r} cannot be used with offloaded weights, which are not here to be cast."
+            )
         if dtype is None and not _fits(self._parameters, self.dtype):
             self.dtype, self._parameters = body.dtype, []
         self._cast: dict[nn.Parameter, torch.Tensor] | None = None

@@ -16,7 +16,7 @@ from understudy.capture import Capture, Stop
 from understudy.errors import UnderstudyError
 from understudy.gates import spread
 from understudy.outcome import Reads
-from understudy.surgery import hooked, replaced
+from understudy.surgery import answering, hooked, replaced
 
 # (intervened logits, dense logits, dense probabilities), each [..., classes] -> a number for each distribution.
 Reducer = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -155,9 +155,9 @@ class Suffix:
         inside = any(module is layer.site for module in layer.attention.modules())
         changes: list[tuple[object, str, Any]] = [(layer.attention, "forward", attention)]
         if not inside:
-            changes.append((layer.site, "forward", lambda *_: projected))
-        if beside is not None:
-            changes.append((layer.beside, "forward", lambda *_: beside))
+            changes += answering(layer.site, lambda *_: projected)
+        if layer.beside is not None and beside is not None:
+            changes += answering(layer.beside, lambda *_: beside)
         args, kwargs = self._call(layer, None)
         with replaced(changes):
             hidden: Tensor = layer.block(residual, *args, **kwargs)
@@ -259,9 +259,9 @@ class Suffix:
     # Sizes, from the memory budget.
 
     def _precomputed(self) -> Tensor | None:
-        """Every unit's contribution, `[units, cells * tokens * width]`, where that fits a quarter of the budget."""
+        """Every unit's contribution, `[units, cells * tokens * width]`, where that fits an eighth of the budget."""
         units, width = self.layer.units, self.layer.width
-        if self.out.numel() * units * self.out.element_size() > self.budget // 4:
+        if self.out.numel() * units * self.out.element_size() > self.budget // 8:
             return None
         inner = self.inner.view(*self.inner.shape[:2], units, width)
         weight = self.weight.view(units, width, -1)
@@ -274,7 +274,7 @@ class Suffix:
         config = getattr(self.body.base, "config", None)
         if self.layer is not self.last and getattr(config, "_attn_implementation", "sdpa") == "eager":
             floats += 3 * self.layer.units * tokens**2
-        rows = self.budget // 2 // (floats * self.out.element_size())
+        rows = self.budget // 4 // (floats * self.out.element_size())
         if self.out.device.type == "cpu":
             rows = min(rows, CACHED // (tokens * self.out.shape[-1]))
         return max(1, rows)
@@ -293,13 +293,14 @@ class Suffix:
 def linear_map(layer: Layer, like: Tensor) -> tuple[Tensor, Tensor]:
     """The matrix of a site, `[units * width, residual width]`, and its bias, whatever kind of linear module it is.
 
-    A plain Linear or Conv1D shows its weight. Others (LoRA, weight-only quantized, offloaded) are asked: their answer
-    to the identity, less their answer to zero.
+    A plain Linear or Conv1D shows its weight. Others (LoRA, weight-only quantized, offloaded, hooked by the user) are
+    asked: their answer to the identity, less their answer to zero.
     """
     site, size = layer.site, layer.units * layer.width
     zero = site(like.new_zeros(1, size))
     weight = getattr(site, "weight", None)
-    if isinstance(weight, Tensor) and weight.device == like.device and weight.dtype == like.dtype:
+    bare = not site._forward_hooks and not site._forward_pre_hooks
+    if bare and isinstance(weight, Tensor) and weight.device == like.device and weight.dtype == like.dtype:
         if type(site) is nn.Linear:
             return weight.detach().T, zero[0]
         if type(site).__name__ == "Conv1D":
@@ -342,7 +343,8 @@ def _expand(owner: Tensor, counts: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor) and value.is_floating_point():
-        return value.to(dtype)
+        limit = torch.finfo(dtype)  # the least number of a wider type, as masks hold it, would become -inf
+        return value if value.dtype == dtype else value.to(dtype).clamp(limit.min, limit.max)
     if isinstance(value, tuple | list):
         return type(value)(_cast(item, dtype) for item in value)
     if isinstance(value, dict):

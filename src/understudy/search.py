@@ -17,7 +17,7 @@ Evaluate = Callable[[Tensor, Tensor], Tensor]
 LOW, HIGH = 0.0, 3.0  # the paper's range of alpha
 
 # Gates are built for this many numbers at a time: pairs x alphas x units of a large model would not fit at once.
-_GATES_AT_ONCE = 2**24
+_GATES_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ class Grid:
 
 def as_search(search: str | Search) -> Search:
     """A search by its name, or as it is."""
-    if not isinstance(search, str):
-        return search
-    kind, _, number = search.partition(":")
-    if kind == "grid" and number.isdigit():
+    if hasattr(search, "best"):
+        return search  # type: ignore[return-value]
+    kind, _, number = str(search).partition(":")
+    if kind == "grid" and number.isascii() and number.isdecimal():
         return Grid(int(number))
     raise UnderstudyError(f"Search {search!r} is not known: possible are 'grid:N', for example 'grid:31' or 'grid:16'.")

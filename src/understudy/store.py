@@ -42,7 +42,7 @@ LONG_NAMES = {
     "noise": "the KL divergence with all gates at one, in another batch shape",
 }
 
-# A chunk holds about this many bytes of one variable.
+# A chunk holds as many inputs as make about this many bytes of a matrix.
 _CHUNK = 2**20
 
 
@@ -63,10 +63,11 @@ class Run:
     def __init__(self, path: Path | None, attributes: Mapping[str, Any], coords: Mapping[str, Any]) -> None:
         self.path, self.attributes, self.evaluations = path, dict(attributes), 0
         self.finished: xr.Dataset | None = None
-        self._layers = list(coords["layer"])
         self._partial = None if path is None else path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
         self._coords = dict(coords)
         self._arrays: dict[str, Any] = {}
+        self._pending: list[dict[str, Any]] = []
+        self._written, self._chunk = 0, 1
 
     @classmethod
     def begin(
@@ -91,7 +92,7 @@ class Run:
             "source": number,
             "substitute": number,
         }
-        target = None if path is None else Path(path)
+        target = None if path is None else Path(path).absolute()
         run = cls(target, attributes, coords)
         if target is not None and target.exists():
             run.finished = _same_run(target, attributes)
@@ -121,30 +122,42 @@ class Run:
         import zarr
 
         # The layout is the final one from the start; xarray writes it without values, we fill it.
+        matrix = 4 * shapes["layer"] * shapes["source"] * shapes["substitute"]
+        self._chunk = max(1, min(shapes["input"], _CHUNK // matrix))
         empty = xr.Dataset(coords=self._coords)
         empty.to_zarr(self._partial, mode="w-", consolidated=False)
         group = zarr.open_group(self._partial, mode="r+")
         for name, dims in VARIABLES.items():
             shape = tuple(shapes[dim] for dim in ("input", *dims))
-            inputs = max(1, min(shape[0], _CHUNK // (4 * int(np.prod(shape[1:])))))
             self._arrays[name] = group.create_array(
                 name,
                 shape=shape,
-                chunks=(inputs, *shape[1:]),
+                chunks=(self._chunk, *shape[1:]),
                 dtype="float32",
                 fill_value=float("nan"),
                 dimension_names=("input", *dims),
                 attributes={"long_name": LONG_NAMES[name]},
             )
 
-    def write(self, indices: Sequence[int], layer: int, values: Mapping[str, Tensor]) -> None:
-        """One layer's variables for the inputs at these (neighbouring) indices."""
-        at = (slice(indices[0], indices[-1] + 1), self._layers.index(layer))
-        for name, value in values.items():
-            self._arrays[name][at] = value.to(torch.float32).numpy()
+    def write(self, layers: Sequence[Mapping[str, Tensor]]) -> None:
+        """The variables of the next inputs, one mapping a layer; on disk, whole chunks at a time."""
+        block = {name: torch.stack([values[name] for values in layers], 1).float().numpy() for name in VARIABLES}
+        self._pending.append(block)
+        if sum(len(block["noise"]) for block in self._pending) >= self._chunk:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        whole = {name: np.concatenate([block[name] for block in self._pending]) for name in VARIABLES}
+        at = slice(self._written, self._written + len(whole["noise"]))
+        for name, value in whole.items():
+            self._arrays[name][at] = value
+        self._written, self._pending = at.stop, []
 
     def finish(self, *, seconds: float) -> xr.Dataset:
         """The finished run, opened lazily where it is on disk."""
+        self._flush()
         attributes = {**self.attributes, "evaluations": self.evaluations, "seconds": round(seconds, 3)}
         if self._partial is None or self.path is None:
             variables = {
@@ -212,6 +225,9 @@ def concat(runs: Sequence[xr.Dataset]) -> xr.Dataset:
     return joined.assign_attrs(attributes)
 
 
+# What a config says about its file, not about the model.
+_INCIDENTAL = ("_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "architectures", "dtype")
+
 # What makes a run the one that it is; the rest of the attributes is circumstance.
 DECISIVE = ("model_hash", "inputs_hash", "layers", "units", "search", "threshold", "outcome", "dtype", "captured")
 
@@ -249,11 +265,25 @@ def _identity(attributes: Mapping[str, Any]) -> str:
 
 
 def fingerprint(body: Anatomy) -> str:
-    """A hash of the model's weights and of the shape they have."""
+    """A hash of what the model computes: its class, config, heads, adapters and weights."""
     digest = hashlib.sha256(type(body.model).__name__.encode())
+    config = getattr(body.model, "config", None)
+    if config is not None:
+        settings = {key: value for key, value in config.to_dict().items() if key not in _INCIDENTAL}
+        digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    digest.update(str([(layer.units, layer.width) for layer in body.layers]).encode())
+    for name, module in body.model.named_modules():
+        if hasattr(module, "active_adapters"):  # PEFT: which adapters act, and how strongly
+            state = [getattr(module, key, None) for key in ("active_adapters", "disable_adapters", "scaling")]
+            digest.update(f"{name} {state}".encode())
     for name, value in body.model.state_dict().items():
+        if not isinstance(value, Tensor):  # a quantized module's own description
+            digest.update(f"{name} {value}".encode())
+            continue
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        if value.device.type == "meta" or value.numel() == 0:
+        if value.device.type == "meta":
+            value = _offloaded(body, name)
+        if value is None or value.numel() == 0:
             continue
         # Reading every value by SHA would take longer than measuring a large model: a reduction over all values,
         # and the first and the spread-out ones in their order.
@@ -262,6 +292,15 @@ def fingerprint(body: Anatomy) -> str:
         digest.update(spread.view(torch.uint8).numpy().tobytes())
         digest.update(str(torch.hash_tensor(flat).item()).encode())
     return digest.hexdigest()
+
+
+def _offloaded(body: Anatomy, name: str) -> Tensor | None:
+    owner, _, leaf = name.rpartition(".")
+    weights = getattr(getattr(body.model.get_submodule(owner), "_hf_hook", None), "weights_map", None)
+    try:
+        return None if weights is None else torch.as_tensor(weights[leaf])
+    except KeyError:
+        return None
 
 
 def _same_run(path: Path, attributes: Mapping[str, Any]) -> xr.Dataset:

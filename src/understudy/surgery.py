@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -13,20 +14,37 @@ from torch.utils.hooks import RemovableHandle
 _ABSENT = object()
 
 
+# Settings of a config, and of modules, that would change what a forward returns or how it cuts its tokens.
+_CONFIG = {"return_dict": True, "output_hidden_states": False, "_output_attentions": False}
+_MODULE = {"chunk_size_feed_forward": 0}
+
+
 @contextmanager
 def opened(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, nothing compiled."""
+    """Evaluation mode, no gradients, nothing compiled, cast or recorded. One thread at a time."""
     training = [module for module in model.modules() if module.training]
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "to_dict")}
+    settings: list[tuple[object, str, Any]] = []
+    settings += [(c, name, value) for c in configs.values() for name, value in _CONFIG.items() if name in vars(c)]
+    settings += [(m, name, value) for m in model.modules() for name, value in _MODULE.items() if name in vars(m)]
+    device = next((p.device.type for p in model.parameters() if p.device.type != "meta"), "cpu")
     model.eval()
     try:
-        with torch.no_grad(), _eager(model):
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast(device, enabled=False),
+            eager(model),
+            replaced(settings),
+        ):
             yield
     finally:
         for module in training:
             module.training = True
 
 
-def _eager(model: nn.Module) -> AbstractContextManager[Any]:
+def eager(model: nn.Module) -> AbstractContextManager[Any]:
+    """Nothing compiled, where something is."""
     # A compiled graph would not see replaced forwards. The stance is asked for only where something is
     # compiled, because it imports the compiler.
     if any(module._compiled_call_impl is not None or hasattr(module, "_orig_mod") for module in model.modules()):
@@ -36,17 +54,17 @@ def _eager(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def replaced(changes: Iterable[tuple[object, str, Callable[..., Any]]]) -> Iterator[None]:
-    """Replace methods of objects: (owner, name, function) each.
+def replaced(changes: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
+    """Replace attributes of objects, such as `forward`: (owner, name, value) each.
 
     Only the instance's own dictionary is touched, and it is restored entry by entry, so a `forward`
     that accelerate had put there comes back.
     """
     before: list[tuple[object, str, Any]] = []
     try:
-        for owner, name, function in changes:
+        for owner, name, value in changes:
             before.append((owner, name, vars(owner).get(name, _ABSENT)))
-            vars(owner)[name] = function
+            vars(owner)[name] = value
         yield
     finally:
         for owner, name, original in reversed(before):
@@ -54,6 +72,15 @@ def replaced(changes: Iterable[tuple[object, str, Callable[..., Any]]]) -> Itera
                 del vars(owner)[name]
             else:
                 vars(owner)[name] = original
+
+
+def answering(module: nn.Module, forward: Callable[..., Any]) -> list[tuple[object, str, Any]]:
+    """Changes for `replaced`: a module that only answers, without its own hooks.
+
+    What the answer holds was captured after the user's hooks had run; they must not run on it again.
+    """
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+    return [(module, "forward", forward), *((module, name, OrderedDict()) for name in hooks)]
 
 
 @contextmanager

@@ -30,7 +30,10 @@ Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit on t
 AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read a pickle checkpoint, as plain weights.")]
 Images = Annotated[Path | None, typer.Option(help="A folder of images.")]
 Texts = Annotated[Path | None, typer.Option(help="A folder of .txt files, or a file of lines.")]
-MaskedTexts = Annotated[Path | None, typer.Option(help="The same, with eight tokens of each text masked.")]
+MaskedTexts = Annotated[Path | None, typer.Option(help="The same, with some tokens of each text masked.")]
+Length = Annotated[int, typer.Option(help="Tokens of each text, at most.")]
+Masks = Annotated[int, typer.Option(help="Tokens of each masked text that are masked.")]
+Seed = Annotated[int, typer.Option(help="Which tokens are masked.")]
 Count = Annotated[int | None, typer.Option(help="How many inputs; by default all (bundled: 64).")]
 
 BUNDLED_COUNT = 64
@@ -50,7 +53,16 @@ def open_model(name: str, head: str | None, revision: str | None, allow_pickle: 
 
 
 def open_inputs(
-    name: str, model: nn.Module, images: Path | None, texts: Path | None, masked_texts: Path | None, count: int | None
+    name: str,
+    model: nn.Module,
+    *,
+    images: Path | None,
+    texts: Path | None,
+    masked_texts: Path | None,
+    count: int | None,
+    length: int,
+    masks: int,
+    seed: int,
 ) -> Inputs:
     """The inputs that the arguments name, or those that a bundled model brings."""
     given = [option for option in (images, texts, masked_texts) if option is not None]
@@ -64,9 +76,9 @@ def open_inputs(
         from understudy.inputs import texts as reader
 
         if texts is not None:
-            return reader.texts(texts, model, count=count)
+            return reader.texts(texts, model, length=length, count=count)
         assert masked_texts is not None
-        return reader.masked_texts(masked_texts, model, count=count)
+        return reader.masked_texts(masked_texts, model, masks=masks, seed=seed, length=length, count=count)
     if name not in bundled.NAMES:
         raise UnderstudyError(f"{name} brings no inputs of its own: give --images, --texts or --masked-texts.")
     return bundled_inputs(name, count)
@@ -77,4 +89,4 @@ def bundled_inputs(name: str, count: int | None = None) -> Inputs:
     from understudy.inputs.digits import digits
     from understudy.inputs.stdlib import stdlib
 
-    return (stdlib if name == "stdlib" else digits)(count or BUNDLED_COUNT)
+    return (stdlib if name == "stdlib" else digits)(BUNDLED_COUNT if count is None else count)

@@ -30,6 +30,9 @@ def measure(
     texts: given.Texts = None,
     masked_texts: given.MaskedTexts = None,
     count: given.Count = None,
+    length: given.Length = 128,
+    masks: given.Masks = 8,
+    seed: given.Seed = 0,
     layers: Annotated[str, typer.Option(help="last, all, quarters, or layers such as 0,5,-1.")] = "last",
     units: Annotated[str, typer.Option(help="What is removed and rescaled: heads.")] = "heads",
     search: Annotated[str, typer.Option(help="How alpha is found: grid:N, N values over [0, 3].")] = "grid:31",
@@ -48,7 +51,17 @@ def measure(
     from understudy.measurement import measure as run_measure
 
     network = given.open_model(model, head, revision, allow_pickle)
-    inputs = given.open_inputs(model, network, images, texts, masked_texts, count)
+    inputs = given.open_inputs(
+        model,
+        network,
+        images=images,
+        texts=texts,
+        masked_texts=masked_texts,
+        count=count,
+        length=length,
+        masks=masks,
+        seed=seed,
+    )
     with progress(f"measuring {model}") as report:
         run = run_measure(
             network,

@@ -40,7 +40,8 @@ def images(folder: str | Path, model: nn.Module, *, count: int | None = None, pr
     def load(indices: Sequence[int]) -> Batch:
         return {"pixel_values": torch.stack([prepare(_open(files[index])) for index in indices])}
 
-    return Inputs(tuple(path.relative_to(root).as_posix() for path in files), load, {"kind": "images"})
+    names = tuple(path.relative_to(root).as_posix() for path in files)
+    return Inputs(names, load, {"kind": "images"}, lambda index: files[index].read_bytes())
 
 
 def _open(path: Path) -> Any:
