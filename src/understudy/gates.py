@@ -60,7 +60,7 @@ def gated(model: nn.Module, gates: Gates) -> Iterator[nn.Module]:
     sites = {body.layers[index].site for index in factors}
     handles = [body.base.register_forward_pre_hook(restart)]
     handles += [site.register_forward_pre_hook(apply, prepend=True) for site in sites]
-    with eager(body.model), hooked(handles):
+    with eager(model), hooked(handles):
         yield model
     silent = sorted(set(factors) - fired)
     if silent:

@@ -208,7 +208,7 @@ def resolve_layers(body: Anatomy, layers: Layers) -> tuple[int, ...]:
                 f"layers={layers!r} is not possible: say 'last', 'all', 'quarters', a layer or a list of layers."
             )
         return tuple(named[layers])
-    chosen: list[int] = list(layers) if isinstance(layers, Sequence) else [layers]
+    chosen = [layers] if not isinstance(layers, Sequence) else [*layers]
     if not chosen:
         raise UnderstudyError("No layer was given: say 'last', 'all', 'quarters', a layer or a list of layers.")
     return tuple(sorted({body.layer_index(layer) for layer in chosen}))
