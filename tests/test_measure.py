@@ -183,7 +183,7 @@ def test_runs_concatenate_only_if_made_alike(vit, pictures):
 
 def test_the_fingerprint_sees_one_weight_in_a_million():
     from understudy.anatomy import anatomy
-    from understudy.store import fingerprint
+    from understudy.identity import fingerprint
 
     model = build("vit", torch.float32)
     before = fingerprint(anatomy(model))

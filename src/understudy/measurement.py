@@ -16,11 +16,12 @@ from understudy import outcome as outcomes
 from understudy.anatomy import Anatomy, anatomy
 from understudy.capture import Capture, capture
 from understudy.errors import UnderstudyError
+from understudy.identity import Protocol
 from understudy.inputs.batch import Inputs, as_inputs
 from understudy.precision import Precision
 from understudy.resume import BUDGET, Suffix
 from understudy.search import Pairs, Search, as_search
-from understudy.store import Protocol, Run
+from understudy.store import Run
 from understudy.surgery import opened
 
 log = logging.getLogger(__name__)
