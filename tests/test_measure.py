@@ -202,7 +202,7 @@ def test_the_fingerprint_sees_one_weight_in_a_million():
         ({"layers": "middle"}, "layers='middle' is not possible: say 'last', 'all', 'quarters'"),
         ({"layers": []}, "No layer was given"),
         ({"units": "tokens"}, "units='tokens' is not possible: the units that can be gated are 'heads'"),
-        ({"search": "bisect"}, "Search 'bisect' is not known: possible are 'grid:N'"),
+        ({"search": "bisect"}, "Search 'bisect' is not known: possible are 'refine' and 'grid:N'"),
         ({"search": "grid:1"}, "A grid needs at least 2 points, but grid:1"),
         ({"outcome": "next"}, "Outcome 'next' is not one that ViTForImageClassification has: its classification head"),
         ({"threshold": 0}, "threshold must be above 0"),

@@ -67,7 +67,7 @@ def measure(
     inputs: `understudy.images(...)`, `texts(...)`, ..., or a batch dict.
     layers: "last", "all", "quarters", a layer or a list of layers; they count from zero, negatives from the end.
     units: what is removed and rescaled: "heads".
-    search: "grid:N", N values of alpha over [0, 3], or a Search.
+    search: "grid:N", N values of alpha over [0, 3]; "refine", a continuous search in few evaluations; or a Search.
     outcome: "auto", "classes", "masked", "next" (every token that is no padding) or "last".
     threshold: the D_drop above which a source is valid, raised to 100 times the noise where that is more.
     device: where to measure; by default where the model is.
@@ -136,8 +136,11 @@ def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: M
             "At layer %d, the noise of %d of %d inputs raises their threshold above %g (at most to %g).",
             *(suffix.layer.index, raised, count, protocol.threshold, NOISE_FACTOR * float(noise.max())),
         )
-    owner, source, substitute = (valid[:, :, None] & ~torch.eye(units, dtype=torch.bool)).nonzero(as_tuple=True)
-    pairs = Pairs(owner, source, substitute, drop[owner, source], units)
+    index = (valid[:, :, None] & ~torch.eye(units, dtype=torch.bool)).nonzero(as_tuple=True)
+    owner, source, substitute = index
+    pairs = Pairs(
+        owner, source, substitute, drop[owner, source], units, *_outlook(suffix, protocol, drop, valid, index)
+    )
     meter.expect(count, len(pairs) * protocol.search.expected)
     damage, alpha = protocol.search.best(pairs, evaluate)
     meter.close(count)
@@ -146,6 +149,25 @@ def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: M
     results = {"substitutability": 1 - damage / pairs.drop, "compensation": alpha, "damage": damage}
     full = {name: blank.index_put((owner, source, substitute), value) for name, value in results.items()}
     return {**full, "drop": drop, "noise": noise}
+
+
+def _outlook(
+    suffix: Suffix, protocol: Protocol, drop: Tensor, valid: Tensor, index: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor] | tuple[()]:
+    """Slope and bend of D at alpha = 1 for each pair: one backward a source, and the substitutes' own drops.
+
+    To second order D_drop(j) is half the bend along g_j, at the dense model; the dropped one bends much alike.
+    """
+    if not protocol.search.sloped:
+        return ()
+    owner, source, substitute = index
+    rows = valid.nonzero(as_tuple=True)
+    gates = torch.ones(len(rows[0]), suffix.layer.units)
+    gates[torch.arange(len(rows[0])), rows[1]] = 0.0
+    slopes = torch.zeros(*drop.shape, suffix.layer.units, dtype=torch.float64)
+    if len(gates):
+        slopes[rows] = suffix.slopes(gates, rows[0]).cpu()
+    return slopes[owner, source, substitute], 2 * drop[owner, substitute]
 
 
 def _refuse_nan(found: Tensor, owner: Tensor, names: Sequence[str], layer: int) -> None:

@@ -103,6 +103,30 @@ class Suffix:
         owner = torch.arange(self.taken.count).repeat_interleave(2)
         return self.resume(torch.ones(len(owner), self.layer.units), owner, anew=True).view(-1, 2).amax(-1)
 
+    def slopes(self, gates: Tensor, owner: Tensor) -> Tensor:
+        """∂D/∂g of every unit for each row: float64 `[rows, units]`.
+
+        The head's backward runs in slices of distributions down to the final hidden states, with the gradient of the
+        divergence known in closed form, `∂D/∂logits = softmax(logits) − p`; then one backward through the blocks, for
+        the site's output only, whose product with the contributions is the slope.
+        """
+        owner = owner.cpu()
+        gates = gates.to(self.residual.device, self.dtype)
+        # A backward keeps the activations of every block that is left.
+        step = max(1, self._rows_at_once() // (2 * (len(self.body.layers) - self.layer.index)))
+        parts = []
+        for start in range(0, len(gates), step):
+            rows = slice(start, start + step)
+            row, cell = _expand(owner[rows], self._cells)
+            output = self._mix(self.out, gates[rows] - 1, owner[rows], row, cell)
+            with torch.enable_grad():
+                hidden = self._onward(output.requires_grad_(), owner[rows], cell, {})
+            pull = torch.empty_like(hidden)
+            self._reduce(hidden.detach(), owner[rows], kl_to_dense, pull)
+            (gradient,) = torch.autograd.grad(hidden, output, pull)
+            parts.append(self._along_units(gradient, owner[rows], row, cell))
+        return torch.cat(parts)
+
     def states(self, gates: Tensor, owner: Tensor, later: Mapping[int, Tensor], *, anew: bool = False) -> Tensor:
         """The final hidden states of the rows at the tokens read: `[rows' distributions, n, width]`.
 
@@ -110,8 +134,12 @@ class Suffix:
         """
         row, cell = _expand(owner, self._cells)
         base, change = (self.bias.expand_as(self.out), gates) if anew else (self.out, gates - 1)
+        return self._onward(self._mix(base, change, owner, row, cell), owner, cell, later)
+
+    def _onward(self, output: Tensor, owner: Tensor, cell: Tensor, later: Mapping[int, Tensor]) -> Tensor:
+        """From the site's output to the final hidden states at the tokens read."""
         beside = None if self.beside is None else self.beside[cell]
-        hidden = self._block(self.layer, self.residual[cell], self._mix(base, change, owner, row, cell), beside)
+        hidden = self._block(self.layer, self.residual[cell], output, beside)
         if self.layer is self.last:
             return hidden
         inputs = owner.to(hidden.device)
@@ -129,19 +157,37 @@ class Suffix:
             inner = self.inner[cell] * spread(change, self.layer)[row][:, None]  # [rows' cells, tokens, units * width]
             return base[cell] + inner @ self.weight
         mixed = self.out.new_empty(len(row), *self.out.shape[1:])
+        flat = base.reshape(1, -1)
+        for rows, here, these in self._placed(owner):
+            torch.addmm(
+                flat[:, these],
+                change[rows.start : rows.stop],
+                self._contributions[:, these],
+                out=mixed[here].view(len(rows), -1),
+            )
+        return mixed
+
+    def _along_units(self, gradient: Tensor, owner: Tensor, row: Tensor, cell: Tensor) -> Tensor:
+        """The inner product of each row's gradient with each unit's contribution: float64 `[rows, units]`."""
+        units = self.layer.units
+        along = gradient.new_zeros(len(owner), units, dtype=torch.float64)
+        if self._contributions is None:
+            pulled = (gradient @ self.weight.T) * self.inner[cell]  # [rows' cells, tokens, units * width]
+            sums = pulled.view(*pulled.shape[:2], units, -1).sum((1, 3), dtype=torch.float64)
+            return along.index_add_(0, row.to(along.device), sums)
+        for rows, here, these in self._placed(owner):
+            flat = gradient[here].reshape(len(rows), -1)
+            along[rows.start : rows.stop] = (flat @ self._contributions[:, these].T).double()
+        return along
+
+    def _placed(self, owner: Tensor) -> Iterator[tuple[range, slice, slice]]:
+        """For each input: its rows, their cells, and the columns of its contributions."""
         at, size = 0, self.out[0].numel()
         first = torch.tensor((0, *self._cells)).cumsum(0).tolist()
         for index, rows in _segments(owner):
             stop = at + len(rows) * self._cells[index]
-            these = slice(first[index], first[index + 1])
-            torch.addmm(
-                base[these].reshape(1, -1),
-                change[rows.start : rows.stop],
-                self._contributions[:, these.start * size : these.stop * size],
-                out=mixed[at:stop].view(len(rows), -1),
-            )
+            yield rows, slice(at, stop), slice(first[index] * size, first[index + 1] * size)
             at = stop
-        return mixed
 
     def _block(self, layer: Layer, residual: Tensor, projected: Tensor, beside: Tensor | None = None) -> Tensor:
         """A block's own forward from a given output of its site; its attention does not run."""
@@ -195,7 +241,8 @@ class Suffix:
 
     # From final hidden states to numbers.
 
-    def _reduce(self, hidden: Tensor, owner: Tensor, reduce: Reducer) -> Tensor:
+    def _reduce(self, hidden: Tensor, owner: Tensor, reduce: Reducer, pull: Tensor | None = None) -> Tensor:
+        """The reducer's mean for each row. Into `pull`, if given, goes ∂D/∂hidden."""
         total = torch.zeros(len(owner), dtype=torch.float64, device=hidden.device)
         at_row = at_hidden = 0
         for first, inputs, rows, each in self._bundles(owner):
@@ -208,11 +255,24 @@ class Suffix:
                 dense, p = (value.unsqueeze(1) for value in self._reference(first, inputs, each, g, g + wide))
                 for r in range(0, rows, tall):
                     part = states[:, r : r + tall, g : g + wide]
+                    if pull is not None:
+                        pulled = pull[at_hidden : at_hidden + size].view(shape)[:, r : r + tall, g : g + wide]
+                        pulled.copy_(self._pull(part, p).div_(each))
+                        continue
                     logits = self._logits(part.reshape(-1, *part.shape[3:])).view(*part.shape[:3], -1)
                     sums[:, r : r + tall] += reduce(logits, dense, p).sum(-1)
             sums /= each
             at_row, at_hidden = at_row + inputs * rows, at_hidden + size
         return total
+
+    def _pull(self, states: Tensor, p: Tensor) -> Tensor:
+        """∂KL/∂states of each distribution: the head's backward of softmax(logits) − p."""
+        with torch.enable_grad():
+            leaf = states.detach().reshape(-1, *states.shape[3:]).requires_grad_()
+            logits = self._logits(leaf)
+        change = torch.softmax(logits.detach(), -1).view(*states.shape[:3], -1).sub_(p)
+        (gradient,) = torch.autograd.grad(logits, leaf, change.view(logits.shape))
+        return gradient.view(states.shape)
 
     def _bundles(self, owner: Tensor) -> Iterator[tuple[int, int, int, int]]:
         """Runs of neighbouring inputs with equally many rows and distributions, small enough for one pass."""

@@ -29,19 +29,25 @@ class Pairs:
     substitute: Tensor
     drop: Tensor  # D_drop of the source: what alpha = 1 gives, known before the search
     units: int
+    slope: Tensor | None = None  # ∂D/∂alpha at alpha = 1, where the search asked for it
+    bend: Tensor | None = None  # ∂²D/∂alpha² there, as the substitute's own drop suggests it
 
     def __len__(self) -> int:
         return len(self.owner)
 
-    def gates(self, alpha: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """The interventions of pairs [start, stop) at every alpha: gates `[pairs * alphas, units]` and their owners."""
-        count = (stop - start) * len(alpha)
-        gates = torch.ones(count, self.units, dtype=alpha.dtype, device=alpha.device)
-        rows = torch.arange(count, device=alpha.device)
-        repeat = len(alpha)
-        gates[rows, self.substitute[start:stop].repeat_interleave(repeat)] = alpha.repeat(stop - start)
-        gates[rows, self.source[start:stop].repeat_interleave(repeat)] = 0.0
-        return gates, self.owner[start:stop].repeat_interleave(repeat)
+    def gates(self, which: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """The interventions of the pairs `which` at their alphas: gates `[rows, units]` and their owners."""
+        gates = torch.ones(len(which), self.units, dtype=alpha.dtype)
+        rows = torch.arange(len(which))
+        gates[rows, self.substitute[which]] = alpha
+        gates[rows, self.source[which]] = 0.0
+        return gates, self.owner[which]
+
+    def run(self, which: Tensor, alpha: Tensor, evaluate: Evaluate) -> Tensor:
+        """D of the pairs `which` (sorted) at their alphas."""
+        step = max(1, _GATES_AT_ONCE // self.units)
+        spans = [slice(start, start + step) for start in range(0, len(which), step)]
+        return torch.cat([evaluate(*self.gates(which[span], alpha[span])) for span in spans])
 
 
 class Search(Protocol):
@@ -58,6 +64,10 @@ class Search(Protocol):
     @property
     def expected(self) -> float:
         """About how many evaluations a pair takes."""
+
+    @property
+    def sloped(self) -> bool:
+        """Whether the search starts from the slope at alpha = 1."""
 
     def best(self, pairs: Pairs, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
         """D* and the alpha that gave it, for each pair; every D* was run."""
@@ -94,6 +104,11 @@ class Grid:
         """One evaluation for each alpha but 1."""
         return float(len(self._run()))
 
+    @property
+    def sloped(self) -> bool:
+        """A grid knows where it looks."""
+        return False
+
     def alphas(self) -> Tensor:
         """The points of the grid."""
         return torch.linspace(LOW, HIGH, self.points, dtype=torch.float64)
@@ -104,23 +119,24 @@ class Grid:
 
     def best(self, pairs: Pairs, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
         """D* and alpha on the grid, for each pair."""
-        run = self._run()
-        damage, alpha = pairs.drop.clone(), torch.ones_like(pairs.drop)
-        step = max(1, _GATES_AT_ONCE // (len(run) * pairs.units))
-        for start in range(0, len(pairs), step):
-            stop = min(start + step, len(pairs))
-            found, index = evaluate(*pairs.gates(run, start, stop)).view(stop - start, -1).min(-1)
-            better = found < damage[start:stop]
-            damage[start:stop] = torch.where(better, found, damage[start:stop])
-            alpha[start:stop] = torch.where(better, run[index], alpha[start:stop])
-        return damage, alpha
+        if not len(pairs):
+            return pairs.drop.clone(), pairs.drop.clone()
+        grid = self._run()
+        which = torch.arange(len(pairs)).repeat_interleave(len(grid))
+        found, index = pairs.run(which, grid.repeat(len(pairs)), evaluate).view(len(pairs), -1).min(-1)
+        better = found < pairs.drop
+        return torch.where(better, found, pairs.drop), torch.where(better, grid[index], 1.0)
 
 
 def as_search(search: str | Search) -> Search:
     """A search by its name, or as it is."""
     if hasattr(search, "best"):
         return search  # type: ignore[return-value]
+    if search == "refine":
+        from understudy.refine import Refine
+
+        return Refine()
     kind, _, number = str(search).partition(":")
     if kind == "grid" and number.isascii() and number.isdecimal():
         return Grid(int(number))
-    raise UnderstudyError(f"Search {search!r} is not known: possible are 'grid:N', for example 'grid:31' or 'grid:16'.")
+    raise UnderstudyError(f"Search {search!r} is not known: possible are 'refine' and 'grid:N', such as 'grid:31'.")

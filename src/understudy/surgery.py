@@ -27,9 +27,12 @@ def opened(model: nn.Module) -> Iterator[None]:
     settings: list[tuple[object, str, Any]] = []
     settings += [(c, name, value) for c in configs.values() for name, value in _CONFIG.items() if name in vars(c)]
     settings += [(m, name, value) for m in model.modules() for name, value in _MODULE.items() if name in vars(m)]
+    learning = [p for p in model.parameters() if p.requires_grad]
     device = next((p.device.type for p in model.parameters() if p.device.type != "meta"), "cpu")
     model.eval()
     try:
+        for parameter in learning:  # a backward is only ever taken for a site's output
+            parameter.requires_grad_(False)
         with (
             torch.inference_mode(False),
             torch.no_grad(),
@@ -39,6 +42,8 @@ def opened(model: nn.Module) -> Iterator[None]:
         ):
             yield
     finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
         for module in training:
             module.training = True
 
