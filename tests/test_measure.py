@@ -103,7 +103,8 @@ def test_a_grid_finds_the_least_on_it_and_counts_alpha_one_for_free():
         seen.extend(alpha.tolist())
         return (alpha - best.repeat_interleave(30)) ** 2 + torch.where(best.repeat_interleave(30) == 1.05, 0.6, 0.0)
 
-    damage, alpha = Grid(31).best(pairs, evaluate)
+    found = Grid(31).best(pairs, evaluate)
+    damage, alpha = found.damage, found.compensation
     assert not any(math.isclose(value, 1.0) for value in seen)
     assert alpha.tolist() == pytest.approx([0.4, 1.0, 2.9])
     assert damage[1] == 0.5  # exactly the drop
@@ -202,7 +203,10 @@ def test_the_fingerprint_sees_one_weight_in_a_million():
         ({"layers": "middle"}, "layers='middle' is not possible: say 'last', 'all', 'quarters'"),
         ({"layers": []}, "No layer was given"),
         ({"units": "tokens"}, "units='tokens' is not possible: the units that can be gated are 'heads'"),
-        ({"search": "bisect"}, "Search 'bisect' is not known: possible are 'refine' and 'grid:N'"),
+        (
+            {"search": "bisect"},
+            "Search 'bisect' is not known: possible are 'refine', 'estimate', 'screen:K' and 'grid:N'",
+        ),
         ({"search": "grid:1"}, "A grid needs at least 2 points, but grid:1"),
         ({"outcome": "next"}, "Outcome 'next' is not one that ViTForImageClassification has: its classification head"),
         ({"threshold": 0}, "threshold must be above 0"),

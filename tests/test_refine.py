@@ -58,7 +58,8 @@ def search(valley, count=200):
         calls.append(len(owner))
         return value(owner, gates[:, 1])
 
-    damage, alpha = Refine().best(pairs, evaluate)
+    found = Refine().best(pairs, evaluate)
+    damage, alpha = found.damage, found.compensation
     grid = torch.linspace(0, 3, 3001, dtype=torch.float64)
     truth = torch.stack([value(every, point.expand(count)) for point in grid]).min(0).values
     return damage, alpha, truth, pairs.drop, sum(calls) / count, value(every, alpha)

@@ -36,6 +36,13 @@ def kl(dense: Tensor, p: Tensor, logits: Tensor) -> Tensor:
     return value.clamp_(min=0.0)
 
 
+def kl_and_bend(dense: Tensor, p: Tensor, logits: Tensor) -> Tensor:
+    """D, and the Fisher norm κ = Var_p(Δ) of the change: what D bends by along it, to second order. `[..., 2]`."""
+    change = logits - dense
+    spread = change - total(change * p)[..., None].to(change.dtype)
+    return torch.stack([kl(dense, p, logits), total(spread.square_().mul_(p))], -1)
+
+
 def total(terms: Tensor) -> Tensor:
     """The sum over the last axis in float64.
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from understudy.errors import UnderstudyError
 from understudy.identity import Protocol
 from understudy.inputs.batch import Inputs, as_inputs
 from understudy.precision import Precision
-from understudy.resume import BUDGET, Suffix
+from understudy.resume import BUDGET, Suffix, kl_and_bend
 from understudy.search import Pairs, Search, as_search
 from understudy.store import Run
 from understudy.surgery import opened
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 
 Layers = str | int | Sequence[int]  # "last", "all", "quarters", or numbers
 Progress = Callable[[float, int], None]
+
+# What a search finds of each pair.
+PAIRWISE = ("substitutability", "compensation", "damage")
 
 # Below this multiple of its noise a divergence says nothing.
 NOISE_FACTOR = 100.0
@@ -67,7 +71,8 @@ def measure(
     inputs: `understudy.images(...)`, `texts(...)`, ..., or a batch dict.
     layers: "last", "all", "quarters", a layer or a list of layers; they count from zero, negatives from the end.
     units: what is removed and rescaled: "heads".
-    search: "grid:N", N values of alpha over [0, 3]; "refine", a continuous search in few evaluations; or a Search.
+    search: "grid:N", N values of alpha over [0, 3]; "refine", a continuous search in few evaluations; "estimate", in
+        closed form, without running a pair; "screen:K", refine on the K best estimated substitutes; or a Search.
     outcome: "auto", "classes", "masked", "next" (every token that is no padding) or "last".
     threshold: the D_drop above which a source is valid, raised to 100 times the noise where that is more.
     device: where to measure; by default where the model is.
@@ -127,8 +132,9 @@ def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: M
     meter.expect(count, count * units * (units - 1) * protocol.search.expected)
     noise = suffix.noise().cpu()
     _refuse_nan(noise, torch.arange(count), names, suffix.layer.index)
-    alone = (1 - torch.eye(units)).repeat(count, 1)  # each unit removed
-    drop = evaluate(alone, torch.arange(count).repeat_interleave(units)).view(count, units)
+    alone, owners = (1 - torch.eye(units)).repeat(count, 1), torch.arange(count).repeat_interleave(units)
+    drop, bend = suffix.resume(alone, owners, reduce=kl_and_bend).cpu().view(count, units, 2).unbind(-1)
+    _refuse_nan(drop.flatten(), owners, names, suffix.layer.index)
 
     valid = drop > (NOISE_FACTOR * noise[:, None]).clamp(min=protocol.threshold)
     if raised := int((NOISE_FACTOR * noise > protocol.threshold).sum()):
@@ -138,36 +144,25 @@ def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: M
         )
     index = (valid[:, :, None] & ~torch.eye(units, dtype=torch.bool)).nonzero(as_tuple=True)
     owner, source, substitute = index
-    pairs = Pairs(
-        owner, source, substitute, drop[owner, source], units, *_outlook(suffix, protocol, drop, valid, index)
-    )
+    pairs = Pairs(owner, source, substitute, drop[owner, source], units, bend=bend[owner, substitute])
+    if protocol.search.sloped:
+        pairs = replace(pairs, slope=_slopes(suffix, valid)[index])
     meter.expect(count, len(pairs) * protocol.search.expected)
-    damage, alpha = protocol.search.best(pairs, evaluate)
+    found = protocol.search.best(pairs, evaluate) if len(pairs) else None
     meter.close(count)
 
     blank = torch.full((count, units, units), torch.nan, dtype=torch.float64)
-    results = {"substitutability": 1 - damage / pairs.drop, "compensation": alpha, "damage": damage}
-    full = {name: blank.index_put((owner, source, substitute), value) for name, value in results.items()}
-    return {**full, "drop": drop, "noise": noise}
+    whole = {name: blank if found is None else blank.index_put(index, getattr(found, name)) for name in PAIRWISE}
+    return {**whole, "drop": drop, "noise": noise}
 
 
-def _outlook(
-    suffix: Suffix, protocol: Protocol, drop: Tensor, valid: Tensor, index: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor] | tuple[()]:
-    """Slope and bend of D at alpha = 1 for each pair: one backward a source, and the substitutes' own drops.
-
-    To second order D_drop(j) is half the bend along g_j, at the dense model; the dropped one bends much alike.
-    """
-    if not protocol.search.sloped:
-        return ()
-    owner, source, substitute = index
-    rows = valid.nonzero(as_tuple=True)
-    gates = torch.ones(len(rows[0]), suffix.layer.units)
-    gates[torch.arange(len(rows[0])), rows[1]] = 0.0
-    slopes = torch.zeros(*drop.shape, suffix.layer.units, dtype=torch.float64)
-    if len(gates):
-        slopes[rows] = suffix.slopes(gates, rows[0]).cpu()
-    return slopes[owner, source, substitute], 2 * drop[owner, substitute]
+def _slopes(suffix: Suffix, valid: Tensor) -> Tensor:
+    """∂D/∂g_j with source i removed, `[inputs, source, substitute]`: one backward for each valid source."""
+    owner, source = valid.nonzero(as_tuple=True)
+    slopes = torch.zeros(*valid.shape, suffix.layer.units, dtype=torch.float64)
+    if len(owner):
+        slopes[owner, source] = suffix.slopes(1 - torch.eye(suffix.layer.units)[source], owner).cpu()
+    return slopes
 
 
 def _refuse_nan(found: Tensor, owner: Tensor, names: Sequence[str], layer: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from understudy.search import HIGH, LOW, Evaluate, Pairs
+from understudy.search import HIGH, LOW, Evaluate, Found, Pairs
 
 _FIRST = (0.15, 0.6)  # the first step: long enough to show the bend, short enough to stay where a parabola holds
 _OUT = 4.0  # how many times further than the points seen a step may go
@@ -53,10 +53,8 @@ class Refine:
         """The slope at alpha = 1 saves more evaluations than it costs."""
         return True
 
-    def best(self, pairs: Pairs, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
-        """D* and alpha, for each pair."""
-        if not len(pairs):
-            return pairs.drop.clone(), pairs.drop.clone()
+    def best(self, pairs: Pairs, evaluate: Evaluate) -> Found:
+        """The best alpha, for each pair."""
         assert pairs.slope is not None
         assert pairs.bend is not None
         points, every = _Points(pairs, evaluate), torch.arange(len(pairs))
@@ -71,7 +69,7 @@ class Refine:
             far = (points.alphas[doubtful] - bound).abs().nan_to_num(HIGH).amin(-1) > _NEAR
             points.look(doubtful[far], torch.full((int(far.sum()),), bound, dtype=torch.float64))
         points.descend((points.least()[0] < damage).nonzero()[:, 0], self.tolerance, self.rounds)
-        return points.least()
+        return Found.run(pairs, *points.least())
 
 
 class _Points:

@@ -18,7 +18,8 @@ from understudy.gates import spread
 from understudy.outcome import Reads
 from understudy.surgery import answering, hooked, replaced
 
-# (intervened logits, dense logits, dense probabilities), each [..., classes] -> a number for each distribution.
+# (intervened logits, dense logits, dense probabilities), each [..., classes] -> a number, or several, for each
+# distribution: [...] or [..., numbers].
 Reducer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 BUDGET = 2**30  # bytes above the model's own
@@ -28,6 +29,11 @@ CACHED = 2**20  # numbers of one activation that a CPU works on at its best: mor
 def kl_to_dense(logits: Tensor, dense: Tensor, p: Tensor) -> Tensor:
     """The reducer of CFS: D = KL(dense ‖ intervened)."""
     return divergence.kl(dense, p, logits)
+
+
+def kl_and_bend(logits: Tensor, dense: Tensor, p: Tensor) -> Tensor:
+    """D, and the Fisher norm of the change."""
+    return divergence.kl_and_bend(dense, p, logits)
 
 
 class Suffix:
@@ -77,7 +83,7 @@ class Suffix:
         anew: bool = False,
         advance: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """The reducer's number for each row, the mean over the row's distributions: float64 `[rows]`.
+        """The reducer's number for each row, the mean over its distributions: float64 `[rows]` or `[rows, numbers]`.
 
         gates: `[rows, units]` at the site. later: gates at later layers, `[rows, units]` each.
         """
@@ -243,13 +249,12 @@ class Suffix:
 
     def _reduce(self, hidden: Tensor, owner: Tensor, reduce: Reducer, pull: Tensor | None = None) -> Tensor:
         """The reducer's mean for each row. Into `pull`, if given, goes ∂D/∂hidden."""
-        total = torch.zeros(len(owner), dtype=torch.float64, device=hidden.device)
+        total: Tensor | None = None
         at_row = at_hidden = 0
         for first, inputs, rows, each in self._bundles(owner):
             size = inputs * rows * each
             shape = (inputs, rows, each, *hidden.shape[1:])
             states = hidden[at_hidden : at_hidden + size].view(shape)
-            sums = total[at_row : at_row + inputs * rows].view(inputs, rows)
             tall, wide = self._slice(inputs, rows, each)
             for g in range(0, each, wide):
                 dense, p = (value.unsqueeze(1) for value in self._reference(first, inputs, each, g, g + wide))
@@ -260,10 +265,13 @@ class Suffix:
                         pulled.copy_(self._pull(part, p).div_(each))
                         continue
                     logits = self._logits(part.reshape(-1, *part.shape[3:])).view(*part.shape[:3], -1)
-                    sums[:, r : r + tall] += reduce(logits, dense, p).sum(-1)
-            sums /= each
+                    value = reduce(logits, dense, p).sum(2) / each  # [inputs, rows] or [inputs, rows, numbers]
+                    if total is None:
+                        total = value.new_zeros(len(owner), *value.shape[2:])
+                    here = total[at_row : at_row + inputs * rows].view(inputs, rows, *value.shape[2:])
+                    here[:, r : r + tall] += value
             at_row, at_hidden = at_row + inputs * rows, at_hidden + size
-        return total
+        return torch.zeros(0) if total is None else total
 
     def _pull(self, states: Tensor, p: Tensor) -> Tensor:
         """∂KL/∂states of each distribution: the head's backward of softmax(logits) − p."""

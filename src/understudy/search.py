@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -30,10 +30,15 @@ class Pairs:
     drop: Tensor  # D_drop of the source: what alpha = 1 gives, known before the search
     units: int
     slope: Tensor | None = None  # ∂D/∂alpha at alpha = 1, where the search asked for it
-    bend: Tensor | None = None  # ∂²D/∂alpha² there, as the substitute's own drop suggests it
+    bend: Tensor | None = None  # ∂²D/∂alpha² there, as the substitute's own drop suggests it: κ, its Fisher norm
 
     def __len__(self) -> int:
         return len(self.owner)
+
+    def only(self, which: Tensor) -> Pairs:
+        """These pairs alone."""
+        fields = {name: getattr(self, name) for name in ("owner", "source", "substitute", "drop", "slope", "bend")}
+        return replace(self, **{name: value[which] for name, value in fields.items() if value is not None})
 
     def gates(self, which: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """The interventions of the pairs `which` at their alphas: gates `[rows, units]` and their owners."""
@@ -48,6 +53,20 @@ class Pairs:
         step = max(1, _GATES_AT_ONCE // self.units)
         spans = [slice(start, start + step) for start in range(0, len(which), step)]
         return torch.cat([evaluate(*self.gates(which[span], alpha[span])) for span in spans])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search says of each pair: S, its alpha, and the D* that was run there (NaN where none was)."""
+
+    substitutability: Tensor
+    compensation: Tensor
+    damage: Tensor
+
+    @classmethod
+    def run(cls, pairs: Pairs, damage: Tensor, alpha: Tensor) -> Found:
+        """What was run: S = 1 − D*/D_drop."""
+        return cls(1 - damage / pairs.drop, alpha, damage)
 
 
 class Search(Protocol):
@@ -69,8 +88,8 @@ class Search(Protocol):
     def sloped(self) -> bool:
         """Whether the search starts from the slope at alpha = 1."""
 
-    def best(self, pairs: Pairs, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
-        """D* and the alpha that gave it, for each pair; every D* was run."""
+    def best(self, pairs: Pairs, evaluate: Evaluate) -> Found:
+        """The best compensation of each pair; every D* was run."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +136,13 @@ class Grid:
         grid = self.alphas()
         return grid[(grid - 1).abs() > 1e-12]
 
-    def best(self, pairs: Pairs, evaluate: Evaluate) -> tuple[Tensor, Tensor]:
-        """D* and alpha on the grid, for each pair."""
-        if not len(pairs):
-            return pairs.drop.clone(), pairs.drop.clone()
+    def best(self, pairs: Pairs, evaluate: Evaluate) -> Found:
+        """The best alpha on the grid, for each pair."""
         grid = self._run()
         which = torch.arange(len(pairs)).repeat_interleave(len(grid))
         found, index = pairs.run(which, grid.repeat(len(pairs)), evaluate).view(len(pairs), -1).min(-1)
         better = found < pairs.drop
-        return torch.where(better, found, pairs.drop), torch.where(better, grid[index], 1.0)
+        return Found.run(pairs, torch.where(better, found, pairs.drop), torch.where(better, grid[index], 1.0))
 
 
 def as_search(search: str | Search) -> Search:
@@ -136,7 +153,18 @@ def as_search(search: str | Search) -> Search:
         from understudy.refine import Refine
 
         return Refine()
+    if search == "estimate":
+        from understudy.estimate import Estimate
+
+        return Estimate()
     kind, _, number = str(search).partition(":")
-    if kind == "grid" and number.isascii() and number.isdecimal():
-        return Grid(int(number))
-    raise UnderstudyError(f"Search {search!r} is not known: possible are 'refine' and 'grid:N', such as 'grid:31'.")
+    if number.isascii() and number.isdecimal():
+        if kind == "grid":
+            return Grid(int(number))
+        if kind == "screen":
+            from understudy.estimate import Screen
+
+            return Screen(int(number))
+    raise UnderstudyError(
+        f"Search {search!r} is not known: possible are 'refine', 'estimate', 'screen:K' and 'grid:N'."
+    )
