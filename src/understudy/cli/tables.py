@@ -56,6 +56,8 @@ def summary_table(run: xr.Dataset) -> Table:
     notes = ["Raw: best substitute of a source; Matched-2: best of two. Cover/H: heads that must stay at tau 0.5."]
     if "cover50_exempt" in found:
         notes.append("Exempt: invalid sources need no cover.")
+    if found["partial"].any():
+        notes.append("Not every pair was run: of these columns only Raw can be said.")
     notes.append("Below each: 95% interval over inputs. Valid: sources whose removal matters.")
     table.caption, table.caption_justify, table.caption_style = " ".join(notes), "left", "dim"
     return table
@@ -91,14 +93,17 @@ def matrix_table(run: xr.Dataset, layer: int, input: str | None = None) -> Table
             continue
         best = np.bincount(np.nanargmax(rows, -1), minlength=len(drop))
         share = f"{np.nanmax(rows):.0%}" if input is not None else f"{best.max() / len(rows):.0%}"
-        cells = [Text("·", style="dim") if i == j else _cell(rows[:, j].mean()) for j in range(shown)]
+        cells = [_cell(rows[:, j][~np.isnan(rows[:, j])]) for j in range(shown)]
         table.add_row(str(i), *cells, str(best.argmax()), share, f"{drop[i]:.1e}")
     if input is None:
         table.caption = "best j: the substitute that is best most often, and on which share of the inputs it is"
     return table
 
 
-def _cell(value: float) -> Text:
+def _cell(values: np.ndarray) -> Text:
+    if not len(values):  # the source itself, or a pair that was never run
+        return Text("·", style="dim")
+    value = float(values.mean())
     place = min(max(value, 0.0), 1.0) * (len(_SCALE) - 1)
     low = min(int(place), len(_SCALE) - 2)
     share = place - low
