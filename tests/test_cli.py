@@ -64,6 +64,11 @@ def test_measure_then_show(tmp_path):
     wrong = run("show", out, "--layer", 2)
     assert wrong.exit_code == 2
     assert "Layer 2 is not in this run: it has 0, 3." in wrong.output
+    same = run("measure", "digits", "--layers", "0,-1", "--count", 4, "--search", "grid:4", "--out", out)
+    assert "already held this run" in same.output
+    elsewhere = run("measure", "digits", "--count", 4, "--out", tmp_path)
+    assert elsewhere.exit_code == 2
+    assert "It was left as it is: choose another output" in elsewhere.output.replace("\n", " ")
     again = run("measure", "digits", "--layers", "0,-1", "--count", 4, "--search", "grid:5", "--out", out)
     assert again.exit_code == 2
     assert "search grid:4 there, grid:5 here" in again.output
@@ -103,6 +108,9 @@ def test_check_of_a_folder(tmp_path):
         (("measure", "nobody/nothing"), "could not be loaded"),
         (("measure", "digits", "--images", "a", "--texts", "b"), "Give one of --images, --texts and --masked-texts"),
         (("measure", "digits", "--images", "nowhere"), "nowhere is not a folder"),
+        (("measure", "stdlib", "--images", "nowhere"), "stdlib reads text, not images"),
+        (("measure", "digits", "--texts", "nowhere"), "digits reads images, not text"),
+        (("measure", "digits", "--count", "0"), "0 held-out digits were asked for"),
         (("measure", "digits", "--head", "x"), "--head x is not possible"),
         (("show", "nowhere.zarr"), "There is no run at nowhere.zarr"),
         (("train", "letters"), "There is no recipe 'letters'"),
@@ -128,3 +136,11 @@ def test_models_lists_what_there_is():
     assert result.exit_code == 0
     for word in ("digits-12", "stdlib", "gpt_neox", "timm"):
         assert word in result.output
+
+
+def test_version_and_module():
+    import understudy
+
+    assert run("--version").output.strip() == f"understudy {understudy.__version__}"
+    answer = subprocess.run([sys.executable, "-m", "understudy", "--version"], capture_output=True, text=True)
+    assert answer.stdout.strip() == f"understudy {understudy.__version__}"

@@ -65,7 +65,7 @@ def test_texts_of_files_and_folders(tokenizer, tmp_path):
     assert us.texts(tmp_path, model, tokenizer=tokenizer).ids == ("b.txt", "deep/a.txt")
     assert us.texts(tmp_path / "b.txt", model, tokenizer=tokenizer).ids == ("b.txt:1", "b.txt:3")
     assert us.texts(tmp_path, model, tokenizer=tokenizer, count=1).ids == ("b.txt",)
-    with pytest.raises(Error, match="3 texts were asked for; there are 1 to 2"):
+    with pytest.raises(Error, match="3 texts were asked for; there are 2: ask for 1 to 2"):
         us.texts(tmp_path, model, tokenizer=tokenizer, count=3)
     with pytest.raises(Error, match="There are no texts in"):
         us.texts(_empty(tmp_path), model, tokenizer=tokenizer)
@@ -112,7 +112,7 @@ def test_images_of_a_folder(tmp_path):
     assert inputs.batch([0, 1])["pixel_values"].shape == (2, 3, 8, 8)
     expected = processor(images=Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
     assert torch.equal(inputs.batch([0])["pixel_values"], expected)
-    with pytest.raises(Error, match=r"3 images were asked for; .* holds 1 to 2"):
+    with pytest.raises(Error, match=r"3 images were asked for; .* holds 2: ask for 1 to 2"):
         us.images(tmp_path, build("vit"), processor=processor, count=3)
     with pytest.raises(Error, match="There are no images in"):
         us.images(_empty(tmp_path), build("vit"), processor=processor)

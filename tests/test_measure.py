@@ -266,7 +266,7 @@ def test_a_model_without_a_head():
         (
             "bert",
             {"input_ids": torch.ones(2, 4).long(), "positions": torch.zeros(2, 4).bool()},
-            "Input '0' has no masked token",
+            "Input '0' has no masked token: mask some",
         ),
         (
             "bert",

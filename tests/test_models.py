@@ -89,3 +89,23 @@ def test_a_hub_id_without_network():
 def test_a_folder_without_a_model(tmp_path):
     with pytest.raises(Error, match=r"is a folder without config.json"):
         us.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_head_count_that_does_not_divide_in_a_config(name, tmp_path):
+    build(name, torch.float32).save_pretrained(tmp_path / "odd")
+    config = json.loads((tmp_path / "odd" / "config.json").read_text())
+    config["num_attention_heads"] = 5
+    config.pop("head_dim", None)
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Error, match=r"could not be loaded: .*5"):
+        us.load(tmp_path / "odd")
+
+
+def test_loading_is_quiet_and_leaves_the_loggers_as_they_were(saved, capfd):
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    us.load(saved[0])
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+    assert capfd.readouterr().err == ""

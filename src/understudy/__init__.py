@@ -70,6 +70,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("understudy")
     if name not in _WHERE:
         raise AttributeError(f"module 'understudy' has no attribute {name!r}")
     return getattr(import_module(f"understudy.{_WHERE[name]}"), name)

@@ -12,6 +12,7 @@ from understudy import head
 from understudy import outcome as outcomes
 from understudy.anatomy import Anatomy, anatomy
 from understudy.capture import Capture, capture
+from understudy.errors import UnderstudyError
 from understudy.gates import gated
 from understudy.inputs.batch import ASIDE, Batch, Inputs, as_inputs
 from understudy.inputs.chance import chance
@@ -65,6 +66,8 @@ def check(
     batch = (
         chance(body, seed=seed) if inputs is None else as_inputs(inputs).batch(range(min(3, len(as_inputs(inputs)))))
     )
+    if inputs is None and outcome == "classes":
+        batch.pop("positions", None)
     precision = Precision(body, dtype, 0)
     with opened(body.model), precision.applied():
         taken = capture(body, batch, range(len(body.layers)))
@@ -80,6 +83,10 @@ def _check_layer(body: Anatomy, batch: Batch, taken: Capture, suffix: Suffix, se
     gates = 2 * torch.rand(layer.units, generator=torch.Generator().manual_seed(seed + layer.index))
     full = _full(body, batch, suffix, {(layer.index, u): float(g) for u, g in enumerate(gates)})
     dense = _full(body, batch, suffix, {})
+    if not bool(dense.isfinite().all()):
+        raise UnderstudyError(
+            f"The logits of {body.name} are not numbers: its weights or these inputs hold NaN or infinity."
+        )
     owner = torch.arange(taken.count)
 
     def resumed(values: Tensor) -> Tensor:

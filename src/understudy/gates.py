@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -80,6 +81,10 @@ def _by_layer(body: Anatomy, gates: Gates) -> dict[int, Tensor]:
         if not 0 <= unit < layer.units:
             raise UnderstudyError(
                 f"Unit {unit} is not there: layer {layer.index} has {layer.units} heads, 0 to {layer.units - 1}."
+            )
+        if not isinstance(gate, int | float) or not math.isfinite(gate):
+            raise UnderstudyError(
+                f"The gate of unit {unit} at layer {layer.index} must be a finite number, not {gate!r}."
             )
         factors.setdefault(layer.index, torch.ones(layer.units))[unit] = float(gate)
     return {index: spread(value, body.layers[index]) for index, value in factors.items()}

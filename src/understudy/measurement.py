@@ -171,7 +171,7 @@ def _refuse_nan(found: Tensor, owner: Tensor, names: Sequence[str], layer: int) 
         name = names[int(owner[bad][0])]
         raise UnderstudyError(
             f"The model's outcome is not a number on input {name!r} (resumed at layer {layer}): its weights or this "
-            "input hold NaN or infinity, or its precision overflows. Try dtype='float32'."
+            "input hold NaN or infinity, or its precision overflows."
         )
 
 

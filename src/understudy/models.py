@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,23 +48,40 @@ def load(
     return model.eval()
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep transformers from drawing bars and printing reports where it loads and saves weights."""
+    from transformers.utils import logging
+
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
 def _from_transformers(where: str, name: str, head: Head | None, revision: str | None, allow_pickle: bool) -> nn.Module:
     import transformers
 
     try:
-        config = transformers.AutoConfig.from_pretrained(where, revision=revision)
-        kind = _model_class(config, name, head)
-        model, report = kind.from_pretrained(
-            where,
-            revision=revision,
-            # None takes whichever there is; a pickle is only ever read as plain weights.
-            use_safetensors=None if allow_pickle else True,
-            weights_only=True,
-            output_loading_info=True,
-        )
+        with quietly():
+            config = transformers.AutoConfig.from_pretrained(where, revision=revision)
+            kind = _model_class(config, name, head)
+            model, report = kind.from_pretrained(
+                where,
+                revision=revision,
+                # None takes whichever there is; a pickle is only ever read as plain weights.
+                use_safetensors=None if allow_pickle else True,
+                weights_only=True,
+                output_loading_info=True,
+            )
     except UnderstudyError:
         raise
-    except (OSError, ValueError, RuntimeError) as problem:
+    except Exception as problem:  # a config that contradicts itself, weights of another shape, no network, ...
         raise UnderstudyError(_not_loaded(name, problem)) from problem
     if missing := sorted(report["missing_keys"]):
         raise UnderstudyError(
@@ -131,7 +150,7 @@ def _refuse_pickle(folder: Path, name: str, allow_pickle: bool) -> None:
 
 
 def _not_loaded(name: str, problem: Exception) -> str:
-    first = str(problem).strip().split("\n")[0]
+    first = " ".join(line.strip() for line in str(problem).strip().split("\n")[:3])
     if Path(name).is_dir():
         return f"{name} could not be loaded: {first}"
     return (

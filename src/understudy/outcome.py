@@ -74,10 +74,12 @@ def reads(body: Anatomy, taken: Capture, outcome: Outcome, ids: Sequence[str]) -
     counts = positions.sum(-1)
     if not bool(counts.all()):
         empty = ids[int((counts == 0).nonzero()[0])]
-        needs = "no masked token" if outcome == "masked" else "no token that is not padding"
-        raise UnderstudyError(
-            f"Input {empty!r} has {needs} among its positions: every input needs at least one distribution to compare."
-        )
+        if outcome == "masked":
+            raise UnderstudyError(
+                f"Input {empty!r} has no masked token: mask some, with masked_texts(...) or --masked-texts, "
+                "or give their positions."
+            )
+        raise UnderstudyError(f"Input {empty!r} has no token that is not padding: there is nothing to compare.")
     owner, tokens = positions.nonzero(as_tuple=True)
     return Reads(tokens[:, None].to(body.device), owner.to(body.device), tuple(counts.tolist()))
 

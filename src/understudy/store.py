@@ -95,7 +95,7 @@ class Run:
             self._create(shapes)
         except OSError as problem:
             self._discard()
-            raise UnderstudyError(f"{self.path} cannot be written: {problem}.") from problem
+            raise UnderstudyError(f"{self.path} cannot be written: {problem.strerror or problem}.") from problem
         return self
 
     def __exit__(
@@ -180,7 +180,7 @@ def open_run(path: str | Path) -> xr.Dataset:
     try:
         run: xr.Dataset = xr.open_zarr(where, chunks=None)
     except Exception as problem:
-        raise UnderstudyError(f"{where} is not a run that can be read: {problem}") from problem
+        raise UnderstudyError(f"{where} is not a run of understudy, or is damaged.") from problem
     missing = [name for name in VARIABLES if name not in run] + ["identity"] * ("identity" not in run.attrs)
     if missing:
         raise UnderstudyError(f"{where} is not a run of understudy: it has no {', '.join(missing)}.")
@@ -192,8 +192,8 @@ def concat(runs: Sequence[xr.Dataset]) -> xr.Dataset:
 
     Runs that were made differently do not concatenate: the difference is named.
     """
-    if not runs:
-        raise UnderstudyError("There are no runs to concatenate.")
+    if isinstance(runs, xr.Dataset) or not runs:
+        raise UnderstudyError("Give the runs to concatenate as a list: concat([run_a, run_b]).")
     for other in runs[1:]:
         difference = identity.difference(runs[0].attrs, other.attrs, ignore=("inputs", "inputs_hash"))
         if difference:
@@ -211,7 +211,10 @@ def concat(runs: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def _same_run(path: Path, attributes: Mapping[str, Any]) -> xr.Dataset:
-    there = open_run(path)
+    try:
+        there = open_run(path)
+    except UnderstudyError as problem:
+        raise UnderstudyError(f"{problem} It was left as it is: choose another output.") from problem
     if there.attrs["identity"] == attributes["identity"]:
         return there
     raise UnderstudyError(

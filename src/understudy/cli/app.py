@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from understudy.cli import check, demo, measure, models, show, train
@@ -23,6 +26,14 @@ app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("models", epilog=models.EXAMPLES)(models.models)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"understudy {version('understudy')}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
     """Measure which component of a Transformer can stand in for which, on each input."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from understudy import bundled
+from understudy.cli.console import err
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help needs none of it
@@ -41,15 +42,13 @@ BUNDLED_COUNT = 64
 
 def open_model(name: str, head: str | None, revision: str | None, allow_pickle: bool) -> nn.Module:
     """Load what the arguments name."""
-    from transformers.utils import logging
-
     from understudy.models import load
 
-    logging.disable_progress_bar()
     if head not in (None, "classes", "masked", "next"):
         raise UnderstudyError(f"--head {head} is not possible: choose classes, masked or next.")
     chosen: Head | None = head  # type: ignore[assignment]
-    return load(name, head=chosen, revision=revision, allow_pickle=allow_pickle)
+    with err.status(f"loading {name}"):
+        return load(name, head=chosen, revision=revision, allow_pickle=allow_pickle)
 
 
 def open_inputs(

@@ -64,6 +64,7 @@ def measure(
         masks=masks,
         seed=seed,
     )
+    there = output is not None and output.exists()
     with progress(f"measuring {model}") as report:
         run = run_measure(
             network,
@@ -81,7 +82,14 @@ def measure(
         )
     out.print(provenance(run))
     out.print(summary_table(run))
-    if output is not None:
+    if float(run["substitutability"].notnull().sum()) == 0:
+        largest = float(run["drop"].max())
+        out.print(
+            f"no source is valid: the largest D_drop is {largest:.1e}, the threshold {threshold:g}", highlight=False
+        )
+    if there:
+        out.print(f"{output} already held this run; it was opened as it is", highlight=False, soft_wrap=True)
+    elif output is not None:
         out.print(f"wrote {output}", highlight=False, soft_wrap=True)
     else:
         err.print("nothing was written; --out RUN.zarr keeps the run", style="dim", highlight=False)

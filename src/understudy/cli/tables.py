@@ -85,16 +85,18 @@ def matrix_table(run: xr.Dataset, layer: int, input: str | None = None) -> Table
         table.add_column(str(j), justify="right", no_wrap=True)
     table.add_column("best j", justify="right", no_wrap=True)
     table.add_column("S" if input is not None else "on", justify="right")
+    table.add_column("valid", justify="right")
     table.add_column("D_drop", justify="right")
     for i in range(len(drop)):
         rows = values[:, i][~np.isnan(values[:, i]).all(-1)]  # where i is valid
         if not len(rows):
-            table.add_row(str(i), *["·"] * shown, "-", "-", f"{drop[i]:.1e}")
+            table.add_row(str(i), *["·"] * shown, "-", "-", "0%", f"{drop[i]:.1e}")
             continue
         best = np.bincount(np.nanargmax(rows, -1), minlength=len(drop))
+        modal = int(max(range(len(drop)), key=lambda j: (best[j], np.nan_to_num(rows[:, j], nan=-1.0).mean())))
         share = f"{np.nanmax(rows):.0%}" if input is not None else f"{best.max() / len(rows):.0%}"
         cells = [_cell(rows[:, j][~np.isnan(rows[:, j])]) for j in range(shown)]
-        table.add_row(str(i), *cells, str(best.argmax()), share, f"{drop[i]:.1e}")
+        table.add_row(str(i), *cells, str(modal), share, f"{len(rows) / len(values):.0%}", f"{drop[i]:.1e}")
     if input is None:
         table.caption = "best j: the substitute that is best most often, and on which share of the inputs it is"
     return table

@@ -69,6 +69,10 @@ class Inputs:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __repr__(self) -> str:
+        shown = ", ".join(self.ids[:3]) + (", ..." if len(self.ids) > 3 else "")
+        return f"Inputs({len(self.ids)} of {self.about.get('kind', 'unknown')}: {shown})"
+
     def batch(self, indices: Sequence[int]) -> Batch:
         """The batch dict of the inputs at these indices."""
         return self.load(indices)
@@ -102,9 +106,15 @@ class Inputs:
 
 
 def _described(value: object) -> str:
-    return "a single number" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        return "a tensor" if value.ndim else "a single number"
+    return f"a {type(value).__name__}"
 
 
 def as_inputs(inputs: Inputs | Mapping[str, Tensor]) -> Inputs:
     """Inputs as they are, or a bare batch dict made into inputs."""
+    if not isinstance(inputs, Inputs | Mapping):
+        raise UnderstudyError(
+            f"Inputs are made by images(...), texts(...), ..., or are a batch dict; {_described(inputs)} was given."
+        )
     return inputs if isinstance(inputs, Inputs) else Inputs.of(inputs)

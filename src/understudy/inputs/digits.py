@@ -33,7 +33,7 @@ def digits(count: int | None = None) -> Inputs:
     """
     indices = held_out()
     count = len(indices) if count is None else count
-    if not 1 <= count <= len(indices):
+    if not isinstance(count, int) or not 1 <= count <= len(indices):
         raise UnderstudyError(f"{count} held-out digits were asked for; there are 1 to {len(indices)}.")
     return _inputs(indices[:count], "held out")
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from understudy.anatomy import family_key, unwrap
+from understudy import bundled
+from understudy.anatomy import anatomy, family_key
 from understudy.errors import UnderstudyError
 from understudy.inputs.batch import Batch, Inputs
 
@@ -25,6 +26,9 @@ def images(folder: str | Path, model: nn.Module, *, count: int | None = None, pr
     Images are read when they are measured. `processor` is by default the one that belongs to the model's name: an
     image processor of transformers, or timm's evaluation transform.
     """
+    body = anatomy(model)
+    if body.reads_text:
+        raise UnderstudyError(f"{body.name} reads text, not images: give texts(...) or masked_texts(...).")
     root = Path(folder)
     if not root.is_dir():
         raise UnderstudyError(f"{root} is not a folder: give a folder that holds images.")
@@ -33,9 +37,11 @@ def images(folder: str | Path, model: nn.Module, *, count: int | None = None, pr
         raise UnderstudyError(f"There are no images in {root}: files ending in {', '.join(SUFFIXES)} are read.")
     if count is not None:
         if not 1 <= count <= len(files):
-            raise UnderstudyError(f"{count} images were asked for; {root} holds 1 to {len(files)}.")
+            raise UnderstudyError(
+                f"{count} images were asked for; {root} holds {len(files)}: ask for 1 to {len(files)}."
+            )
         files = files[:count]
-    prepare = _prepare(unwrap(model), processor)
+    prepare = _prepare(body.model, processor)
 
     def load(indices: Sequence[int]) -> Batch:
         return {"pixel_values": torch.stack([prepare(_open(files[index])) for index in indices])}
@@ -64,7 +70,7 @@ def _prepare(model: nn.Module, processor: Any | None) -> Any:
 
         name = str(getattr(model, "name_or_path", ""))
         try:
-            processor = AutoImageProcessor.from_pretrained(name)
+            processor = AutoImageProcessor.from_pretrained(bundled.folder(name) if name in bundled.NAMES else name)
         except (OSError, ValueError, ImportError) as problem:
             raise UnderstudyError(
                 f"No image processor belongs to {name or type(model).__name__}: pass one with processor=..."

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from understudy.anatomy import unwrap
+from understudy.anatomy import anatomy
 from understudy.errors import UnderstudyError
 from understudy.inputs.batch import Batch, Inputs
 
@@ -108,7 +108,7 @@ def _named(source: Source, count: int | None) -> list[tuple[str, str]]:
         if not text.strip():
             raise UnderstudyError(f"Text {name!r} is empty.")
     if count is not None and not 1 <= count <= len(found):
-        raise UnderstudyError(f"{count} texts were asked for; there are 1 to {len(found)}.")
+        raise UnderstudyError(f"{count} texts were asked for; there are {len(found)}: ask for 1 to {len(found)}.")
     return found[:count]
 
 
@@ -142,7 +142,10 @@ def _tokenizer(model: nn.Module) -> Any:
 
     from understudy import bundled
 
-    name = str(getattr(unwrap(model), "name_or_path", ""))
+    body = anatomy(model)
+    if not body.reads_text:
+        raise UnderstudyError(f"{body.name} reads images, not text: give images(...).")
+    name = str(getattr(body.model, "name_or_path", ""))
     where = str(bundled.folder(name)) if name in bundled.NAMES else name
     try:
         return AutoTokenizer.from_pretrained(where)

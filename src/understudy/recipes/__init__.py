@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def train(
     if folder.exists() and not folder.is_dir():
         raise UnderstudyError(f"{folder} is a file; give a folder for the model of recipe {recipe.name!r}.")
     folder.mkdir(parents=True, exist_ok=True)
-    if recipe.train(folder, seed=seed, progress=progress, **arguments):
-        recipe.describe(folder)
+    try:
+        if recipe.train(folder, seed=seed, progress=progress, **arguments):
+            recipe.describe(folder)
+    except BaseException:
+        for empty in (folder / "checkpoints", folder):  # what an early end leaves, if it left nothing in it
+            with suppress(OSError):
+                empty.rmdir()
+        raise
     return folder

@@ -15,9 +15,10 @@ from torch.nn.functional import affine_grid, grid_sample
 
 from understudy.inputs.batch import Batch, Inputs
 from understudy.inputs.digits import digits, training_digits
+from understudy.models import quietly
 from understudy.recipes.card import card_figures, write_card
 from understudy.recipes.recipe import Progress
-from understudy.recipes.trainer import fit, no_bars, require_accelerate
+from understudy.recipes.trainer import fit, require_accelerate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,7 +78,7 @@ class DigitsRecipe:
             load,
             len(examples),
             out,
-            recipe=asdict(self),
+            recipe={key: value for key, value in asdict(self).items() if key != "measured"},
             defaults=self.arguments(),
             arguments=arguments,
             seed=seed,
@@ -91,7 +92,7 @@ class DigitsRecipe:
         """Measure the model in `out` on the held-out digits and write its card."""
         from transformers import ViTForImageClassification
 
-        with no_bars():
+        with quietly():
             model = ViTForImageClassification.from_pretrained(out, use_safetensors=True)
         unseen = digits()
         figures = {

@@ -14,10 +14,11 @@ from torch.nn.functional import cross_entropy
 
 from understudy.inputs.batch import Batch, Inputs
 from understudy.inputs.stdlib import contexts, encode, held_out_files, read, training_files
+from understudy.models import quietly
 from understudy.recipes.card import card_figures, write_card
 from understudy.recipes.recipe import Progress
 from understudy.recipes.record import Record
-from understudy.recipes.trainer import fit, no_bars, require_accelerate
+from understudy.recipes.trainer import fit, require_accelerate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,7 +80,7 @@ class StdlibRecipe:
             load,
             count,
             out,
-            recipe=asdict(self),
+            recipe={key: value for key, value in asdict(self).items() if key != "measured"},
             defaults=self.arguments(),
             arguments=arguments,
             seed=seed,
@@ -95,7 +96,7 @@ class StdlibRecipe:
         from tokenizers import Tokenizer
         from transformers import GPT2LMHeadModel
 
-        with no_bars():
+        with quietly():
             model = GPT2LMHeadModel.from_pretrained(out, use_safetensors=True)
         tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
         stream, unseen = training_stream(tokenizer), contexts(tokenizer, None, self.context)

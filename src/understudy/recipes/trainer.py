@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import torch
 
 from understudy.errors import UnderstudyError
 from understudy.inputs.batch import Batch
+from understudy.models import quietly
 from understudy.recipes.recipe import Progress
 from understudy.recipes.record import Record, versions
 
@@ -62,7 +62,7 @@ def fit(
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_reporter(progress))
     started = time.monotonic()
-    with no_bars():
+    with quietly():
         trainer.train(resume_from_checkpoint=options.resume_from_checkpoint)
         seconds = time.monotonic() - started
         trainer.save_model(str(out))
@@ -76,20 +76,6 @@ def fit(
     batch = options.train_batch_size * options.gradient_accumulation_steps * options.world_size
     Record(recipe, arguments, seed, steps, steps * batch, seconds, versions()).save(out)
     return True
-
-
-@contextmanager
-def no_bars() -> Iterator[None]:
-    """Keep transformers from drawing bars where it loads and saves weights."""
-    from transformers.utils import logging as bars
-
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
 
 
 def _reporter(progress: Progress | None) -> Any:

@@ -1,0 +1,5 @@
+"""`python -m understudy` is the command."""
+
+from understudy.cli import app
+
+app()
