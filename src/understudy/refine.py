@@ -30,7 +30,7 @@ class Refine:
 
     tolerance: float = 2e-5
     rounds: int = 8
-    little: float = 0.1  # recovered less than this share of the drop
+    little: float = 0.25  # recovered less than this share of the drop
     much: float = 0.1  # a drop above this many nats
 
     @property
