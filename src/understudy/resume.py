@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from understudy import divergence, head
 from understudy.anatomy import Anatomy, Layer
 from understudy.capture import Capture, Stop
-from understudy.errors import UnderstudyError
 from understudy.gates import spread
 from understudy.outcome import Reads
+from understudy.rows import expand, segments
+from understudy.site import linear_map
 from understudy.surgery import answering, hooked, replaced
 
 # (intervened logits, dense logits, dense probabilities), each [..., classes] -> a number, or several, for each
@@ -123,7 +124,7 @@ class Suffix:
         parts = []
         for start in range(0, len(gates), step):
             rows = slice(start, start + step)
-            row, cell = _expand(owner[rows], self._cells)
+            row, cell = expand(owner[rows], self._cells)
             output = self._mix(self.out, gates[rows] - 1, owner[rows], row, cell)
             with torch.enable_grad():
                 hidden = self._onward(output.requires_grad_(), owner[rows], cell, {})
@@ -138,7 +139,7 @@ class Suffix:
 
         The site's output is dense + Σ (g − 1) c, exactly dense where all gates are one; `anew`, it is bias + Σ g c.
         """
-        row, cell = _expand(owner, self._cells)
+        row, cell = expand(owner, self._cells)
         base, change = (self.bias.expand_as(self.out), gates) if anew else (self.out, gates - 1)
         return self._onward(self._mix(base, change, owner, row, cell), owner, cell, later)
 
@@ -190,7 +191,7 @@ class Suffix:
         """For each input: its rows, their cells, and the columns of its contributions."""
         at, size = 0, self.out[0].numel()
         first = torch.tensor((0, *self._cells)).cumsum(0).tolist()
-        for index, rows in _segments(owner):
+        for index, rows in segments(owner):
             stop = at + len(rows) * self._cells[index]
             yield rows, slice(at, stop), slice(first[index] * size, first[index + 1] * size)
             at = stop
@@ -218,7 +219,7 @@ class Suffix:
     def _last_block(self, hidden: Tensor, owner: Tensor, later: Mapping[int, Tensor]) -> Tensor:
         """The last block: its attention for all tokens, everything after it for the tokens that are read."""
         inner = self._until_site(self.last, hidden, owner)
-        row, distribution = _expand(owner, self.reads.counts)
+        row, distribution = expand(owner, self.reads.counts)
         row, tokens = row.to(hidden.device), self.reads.tokens[distribution.to(hidden.device)]
         inner = inner[row[:, None], tokens]  # [rows' distributions, n, units * width]
         if self.last.index in later:
@@ -285,7 +286,7 @@ class Suffix:
     def _bundles(self, owner: Tensor) -> Iterator[tuple[int, int, int, int]]:
         """Runs of neighbouring inputs with equally many rows and distributions, small enough for one pass."""
         limit = self._at_once()
-        shapes = [(index, len(rows), self.reads.counts[index]) for index, rows in _segments(owner)]
+        shapes = [(index, len(rows), self.reads.counts[index]) for index, rows in segments(owner)]
         for (rows, each), run in groupby(shapes, key=lambda shape: shape[1:]):
             indices = [shape[0] for shape in run]
             step = max(1, limit // (rows * each))
@@ -358,55 +359,11 @@ class Suffix:
         return tall, each if inputs > 1 else min(each, max(1, limit // tall))
 
 
-def linear_map(layer: Layer, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The matrix of a site, `[units * width, residual width]`, and its bias, whatever kind of linear module it is.
-
-    A plain Linear or Conv1D shows its weight. Others (LoRA, weight-only quantized, offloaded, hooked by the user) are
-    asked: their answer to the identity, less their answer to zero.
-    """
-    site, size = layer.site, layer.units * layer.width
-    zero = site(like.new_zeros(1, size))
-    weight = getattr(site, "weight", None)
-    bare = not site._forward_hooks and not site._forward_pre_hooks
-    if bare and isinstance(weight, Tensor) and weight.device == like.device and weight.dtype == like.dtype:
-        if type(site) is nn.Linear:
-            return weight.detach().T, zero[0]
-        if type(site).__name__ == "Conv1D":
-            return weight.detach(), zero[0]
-    answer: Tensor = site(torch.eye(size, dtype=like.dtype, device=like.device)) - zero
-    sample = like.flatten(0, -2)[:8]
-    truth = site(sample)
-    if not torch.allclose(sample @ answer + zero, truth, rtol=1e-2, atol=1e-2 * float(truth.abs().max())):
-        raise UnderstudyError(
-            f"The output projection of layer {layer.index} ({type(site).__name__}) is not a linear map: a module that "
-            "quantizes its activations cannot be cut into heads. Load the model without that quantization."
-        )
-    return answer, zero[0]
-
-
 def _gating(layer: Layer, later: Mapping[int, Tensor]) -> list[Any]:
     if layer.index not in later:
         return []
     factor = spread(later[layer.index], layer)[:, None]  # [rows, 1, units * width]
     return [layer.site.register_forward_pre_hook(lambda _site, args: (args[0] * factor, *args[1:]))]
-
-
-def _segments(owner: Tensor) -> list[tuple[int, range]]:
-    """The runs of equal owners: (input, its rows)."""
-    values, counts = torch.unique_consecutive(owner, return_counts=True)
-    ends = counts.cumsum(0).tolist()
-    starts = [0, *ends[:-1]]
-    return [(i, range(a, b)) for i, a, b in zip(values.tolist(), starts, ends, strict=True)]
-
-
-def _expand(owner: Tensor, counts: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """All items of each row, where input i has counts[i] items in a flat list: (row, item) for each."""
-    count = torch.tensor(counts)
-    first = count.cumsum(0) - count
-    many = count[owner]
-    row = torch.arange(len(owner)).repeat_interleave(many)
-    within = torch.arange(len(row)) - (many.cumsum(0) - many)[row]
-    return row, first[owner][row] + within
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
