@@ -40,7 +40,7 @@ def test_the_estimate_is_close_and_runs_no_pair(runs):
     assert named.mean() > 0.95 * best.mean()
     assert guess["damage"].isnull().all()
     assert guess.attrs["search"] == "estimate"
-    assert guess.attrs["evaluations"] == 3 * 2 * (2 + 8)  # noise and drops
+    assert guess.attrs["evaluations"] == 3 * 2 * (2 + 8 + 8)  # noise, drops, and the forward of each slope
 
 
 def test_the_screen_finds_nearly_the_best_and_leaves_the_rest_open(runs):

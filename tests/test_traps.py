@@ -12,11 +12,13 @@ from torch import nn
 import understudy as us
 from families import CASES, HEADS, LAYERS, batch, build
 from naive import cfs, forward_logits
-from understudy import divergence
+from understudy import divergence, measurement
 from understudy.anatomy import anatomy
 from understudy.capture import Capture, capture
 from understudy.head import tokens_read
+from understudy.identity import Protocol
 from understudy.measurement import measure
+from understudy.search import as_search
 from understudy.surgery import opened
 
 GRID = torch.linspace(0, 3, 4, dtype=torch.float64)
@@ -390,3 +392,25 @@ def test_the_divergence_equals_its_definition(scale, dtype):
     gone = torch.tensor([[200.0, 0.0, 0.0]], dtype=dtype)
     assert divergence.kl(far, divergence.probabilities(far), gone.clone()).item() == pytest.approx(200.0)
     assert divergence.kl(far, divergence.probabilities(far), gone * torch.nan).isnan().all()
+
+
+def test_one_text_less_may_again_be_as_many_inputs_as_tokens():
+    """Four texts, the last of four tokens, the others of three: without it, three inputs of three tokens."""
+    lengths = (3, 3, 3, 4)
+
+    def load(indices):
+        longest = max(lengths[index] for index in indices)
+        mask = torch.tensor([[int(t < lengths[index]) for t in range(longest)] for index in indices])
+        ids = torch.tensor([[7 + (index + t) % 50 for t in range(longest)] for index in indices])
+        return {"input_ids": ids, "attention_mask": mask}
+
+    inputs = us.Inputs(tuple("abcd"), load)
+    model = build("llama")
+    together = measure(model, inputs, layers=1, search="grid:3", batch_size=4)
+    alone = measure(model, inputs, layers=1, search="grid:3", batch_size=1)
+    np.testing.assert_allclose(together["drop"].values, alone["drop"].values, rtol=1e-4)
+    protocol = Protocol((1,), "heads", as_search("grid:3"), "next", 1e-5)
+    with opened(model):
+        shapes = [(len(i), t.tokens) for i, t in measurement._captures(anatomy(model), inputs, protocol, 4, 2**30)]
+    assert all(count != tokens for count, tokens in shapes if count > 1)
+    assert sum(count for count, _ in shapes) == 4

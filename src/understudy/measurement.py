@@ -183,19 +183,19 @@ def _captures(
     while start < len(inputs):
         indices = list(range(start, min(start + size, len(inputs))))
         batch = inputs.batch(indices)
-        if taken is not None:
+        if taken is not None and batch_size is None:
             # Texts differ in length: what fits is known only now.
             tokens = batch["input_ids"].shape[1] if body.reads_text else taken.tokens
-            most = batch_size or _inputs_at_once(body, taken, tokens, budget)
-            keep = min(len(indices), most)
-            if keep == tokens > 1:
-                keep -= 1
-            if keep < len(indices):
-                indices = indices[:keep]
+            if (most := _inputs_at_once(body, taken, tokens, budget)) < len(indices):
+                indices = indices[:most]
                 batch = inputs.batch(indices)
+        # As many inputs as tokens: a table over tokens could be taken for one over inputs. One text less may also
+        # make the others shorter; how many tokens pictures have, only the capture tells.
+        while body.reads_text and "input_ids" in batch and batch["input_ids"].shape[1] == len(indices) > 1:
+            indices.pop()
+            batch = inputs.batch(indices)
         taken = capture(body, batch, protocol.layers)
         if taken.count == taken.tokens > 1:
-            # As many inputs as tokens: a table over tokens could be taken for one over inputs.
             indices.pop()
             taken = capture(body, inputs.batch(indices), protocol.layers)
         yield indices, taken

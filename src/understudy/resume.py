@@ -132,6 +132,7 @@ class Suffix:
             self._reduce(hidden.detach(), owner[rows], kl_to_dense, pull)
             (gradient,) = torch.autograd.grad(hidden, output, pull)
             parts.append(self._along_units(gradient, owner[rows], row, cell))
+        self.evaluations += len(gates)
         return torch.cat(parts)
 
     def states(self, gates: Tensor, owner: Tensor, later: Mapping[int, Tensor], *, anew: bool = False) -> Tensor:
