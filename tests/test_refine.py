@@ -95,7 +95,7 @@ def test_refine_is_as_exact_as_the_grid_with_a_fifth_of_the_work(name):
     a, b = (run["substitutability"].values for run in (grid, fine))
     there = np.isfinite(a)
     assert (np.isfinite(b) == there).all()
-    assert (b >= a - 1e-4)[there].mean() >= 0.985
+    assert (b >= a - 1e-4)[there].mean() >= 0.995
     assert (b - a)[there].mean() > 0  # a grid misses the least between its points
-    assert fine.attrs["evaluations"] <= grid.attrs["evaluations"] / 4
+    assert fine.attrs["evaluations"] <= grid.attrs["evaluations"] / 5
     assert fine.attrs["zero"] == 1e-3

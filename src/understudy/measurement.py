@@ -46,7 +46,7 @@ def measure(
     *,
     layers: Layers = "last",
     units: str = "heads",
-    search: str | Search = "grid:31",
+    search: str | Search = "refine",
     outcome: str = "auto",
     threshold: float = 1e-5,
     device: str | torch.device | None = None,
@@ -71,8 +71,9 @@ def measure(
     inputs: `understudy.images(...)`, `texts(...)`, ..., or a batch dict.
     layers: "last", "all", "quarters", a layer or a list of layers; they count from zero, negatives from the end.
     units: what is removed and rescaled: "heads".
-    search: "grid:N", N values of alpha over [0, 3]; "refine", a continuous search in few evaluations; "estimate", in
-        closed form, without running a pair; "screen:K", refine on the K best estimated substitutes; or a Search.
+    search: "refine", continuous, in few evaluations; "grid:N", N values of alpha over [0, 3], as in the paper;
+        "estimate", in closed form, without running a pair; "screen:K", refine on the K best estimated substitutes;
+        or a Search.
     outcome: "auto", "classes", "masked", "next" (every token that is no padding) or "last".
     threshold: the D_drop above which a source is valid, raised to 100 times the noise where that is more.
     device: where to measure; by default where the model is.

@@ -40,6 +40,11 @@ class Pairs:
         fields = {name: getattr(self, name) for name in ("owner", "source", "substitute", "drop", "slope", "bend")}
         return replace(self, **{name: value[which] for name, value in fields.items() if value is not None})
 
+    def any_of_source(self, marked: Tensor) -> Tensor:
+        """Which pairs share their input and source with a marked one."""
+        group = self.owner * self.units + self.source
+        return torch.isin(group, group[marked])
+
     def gates(self, which: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """The interventions of the pairs `which` at their alphas: gates `[rows, units]` and their owners."""
         gates = torch.ones(len(which), self.units, dtype=alpha.dtype)
