@@ -205,7 +205,7 @@ def test_the_fingerprint_sees_one_weight_in_a_million():
         ({"units": "tokens"}, "units='tokens' is not possible: the units that can be gated are 'heads'"),
         (
             {"search": "bisect"},
-            "Search 'bisect' is not known: possible are 'refine', 'estimate', 'screen:K' and 'grid:N'",
+            "Search 'bisect' is not known: possible are 'refine', 'grid:N', 'screen:K', 'estimate' and 'estimate:K'",
         ),
         ({"search": "grid:1"}, "A grid needs at least 2 points, but grid:1"),
         ({"outcome": "next"}, "Outcome 'next' is not one that ViTForImageClassification has: its classification head"),

@@ -134,7 +134,11 @@ def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: M
     noise = suffix.noise().cpu()
     _refuse_nan(noise, torch.arange(count), names, suffix.layer.index)
     alone, owners = (1 - torch.eye(units)).repeat(count, 1), torch.arange(count).repeat_interleave(units)
-    drop, bend = suffix.resume(alone, owners, reduce=kl_and_bend).cpu().view(count, units, 2).unbind(-1)
+    if protocol.search.sloped:
+        found, along = (value.cpu() for value in suffix.slopes(alone, owners, reduce=kl_and_bend))
+        (drop, bend), slopes = found.view(count, units, 2).unbind(-1), along.view(count, units, units)
+    else:
+        drop, bend, slopes = suffix.resume(alone, owners).cpu().view(count, units), None, None
     _refuse_nan(drop.flatten(), owners, names, suffix.layer.index)
 
     valid = drop > (NOISE_FACTOR * noise[:, None]).clamp(min=protocol.threshold)
@@ -145,25 +149,16 @@ def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: M
         )
     index = (valid[:, :, None] & ~torch.eye(units, dtype=torch.bool)).nonzero(as_tuple=True)
     owner, source, substitute = index
-    pairs = Pairs(owner, source, substitute, drop[owner, source], units, bend=bend[owner, substitute])
-    if protocol.search.sloped:
-        pairs = replace(pairs, slope=_slopes(suffix, valid)[index])
+    pairs = Pairs(owner, source, substitute, drop[owner, source], units)
+    if slopes is not None and bend is not None:
+        pairs = replace(pairs, slope=slopes[index], bend=bend[owner, substitute])
     meter.expect(count, len(pairs) * protocol.search.expected)
-    found = protocol.search.best(pairs, evaluate) if len(pairs) else None
+    best = protocol.search.best(pairs, evaluate) if len(pairs) else None
     meter.close(count)
 
     blank = torch.full((count, units, units), torch.nan, dtype=torch.float64)
-    whole = {name: blank if found is None else blank.index_put(index, getattr(found, name)) for name in PAIRWISE}
+    whole = {name: blank if best is None else blank.index_put(index, getattr(best, name)) for name in PAIRWISE}
     return {**whole, "drop": drop, "noise": noise}
-
-
-def _slopes(suffix: Suffix, valid: Tensor) -> Tensor:
-    """∂D/∂g_j with source i removed, `[inputs, source, substitute]`: one backward for each valid source."""
-    owner, source = valid.nonzero(as_tuple=True)
-    slopes = torch.zeros(*valid.shape, suffix.layer.units, dtype=torch.float64)
-    if len(owner):
-        slopes[owner, source] = suffix.slopes(1 - torch.eye(suffix.layer.units)[source], owner).cpu()
-    return slopes
 
 
 def _refuse_nan(found: Tensor, owner: Tensor, names: Sequence[str], layer: int) -> None:

@@ -59,12 +59,15 @@ class Refine:
         """The slope at alpha = 1 saves more evaluations than it costs."""
         return True
 
-    def best(self, pairs: Pairs, evaluate: Evaluate) -> Found:
-        """The best alpha, for each pair."""
+    def best(self, pairs: Pairs, evaluate: Evaluate, seen: tuple[Tensor, Tensor] | None = None) -> Found:
+        """The best alpha, for each pair; `seen` is a first look that was taken before, alpha and D."""
         assert pairs.slope is not None
         assert pairs.bend is not None
         points, every = _Points(pairs, evaluate), torch.arange(len(pairs))
-        points.look(every, first_step(pairs.slope, pairs.bend))
+        if seen is None:
+            points.look(every, first_step(pairs.slope, pairs.bend))
+        else:
+            points.add(every, *seen)
         points.look(every, *second_step(pairs.drop, pairs.slope, points.alphas[:, 1], points.values[:, 1]))
         points.descend(every, self)
 
@@ -92,15 +95,20 @@ class _Points:
         """Run the pairs `which` at these alphas, where a parabola predicted this D."""
         if not len(which):
             return
-        column = torch.full((2, len(self._pairs)), torch.nan, dtype=torch.float64)
-        column[1] = torch.inf
-        column[0, which], column[1, which] = alpha, self._pairs.run(which, alpha, self._evaluate)
-        self.alphas = torch.cat([self.alphas, column[0, :, None]], 1)
-        self.values = torch.cat([self.values, column[1, :, None]], 1)
+        value = self._pairs.run(which, alpha, self._evaluate)
+        self.add(which, alpha, value)
         self.last[which] = torch.inf
         if predicted is not None:
-            self.last[which] = (column[1, which] - predicted).abs() / self._pairs.drop[which]
+            self.last[which] = (value - predicted).abs() / self._pairs.drop[which]
             self.error[which] = torch.maximum(self.error[which], self.last[which])
+
+    def add(self, which: Tensor, alpha: Tensor, value: Tensor) -> None:
+        """Keep what was seen of the pairs `which`."""
+        column = torch.full((2, len(self._pairs)), torch.nan, dtype=torch.float64)
+        column[1] = torch.inf
+        column[0, which], column[1, which] = alpha, value
+        self.alphas = torch.cat([self.alphas, column[0, :, None]], 1)
+        self.values = torch.cat([self.values, column[1, :, None]], 1)
 
     def least(self) -> tuple[Tensor, Tensor]:
         """The least D seen of each pair, and its alpha."""

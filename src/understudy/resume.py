@@ -110,8 +110,8 @@ class Suffix:
         owner = torch.arange(self.taken.count).repeat_interleave(2)
         return self.resume(torch.ones(len(owner), self.layer.units), owner, anew=True).view(-1, 2).amax(-1)
 
-    def slopes(self, gates: Tensor, owner: Tensor) -> Tensor:
-        """∂D/∂g of every unit for each row: float64 `[rows, units]`.
+    def slopes(self, gates: Tensor, owner: Tensor, *, reduce: Reducer = kl_to_dense) -> tuple[Tensor, Tensor]:
+        """What `resume` gives for each row, and ∂D/∂g of every unit, float64 `[rows, units]`, in one pass.
 
         The head's backward runs in slices of distributions down to the final hidden states, with the gradient of the
         divergence known in closed form, `∂D/∂logits = softmax(logits) − p`; then one backward through the blocks, for
@@ -121,7 +121,7 @@ class Suffix:
         gates = gates.to(self.residual.device, self.dtype)
         # A backward keeps the activations of every block that is left.
         step = max(1, self._rows_at_once() // (2 * (len(self.body.layers) - self.layer.index)))
-        parts = []
+        found, parts = [], []
         for start in range(0, len(gates), step):
             rows = slice(start, start + step)
             row, cell = expand(owner[rows], self._cells)
@@ -129,11 +129,11 @@ class Suffix:
             with torch.enable_grad():
                 hidden = self._onward(output.requires_grad_(), owner[rows], cell, {})
             pull = torch.empty_like(hidden)
-            self._reduce(hidden.detach(), owner[rows], kl_to_dense, pull)
+            found.append(self._reduce(hidden.detach(), owner[rows], reduce, pull))
             (gradient,) = torch.autograd.grad(hidden, output, pull)
             parts.append(self._along_units(gradient, owner[rows], row, cell))
         self.evaluations += len(gates)
-        return torch.cat(parts)
+        return torch.cat(found), torch.cat(parts)
 
     def states(self, gates: Tensor, owner: Tensor, later: Mapping[int, Tensor], *, anew: bool = False) -> Tensor:
         """The final hidden states of the rows at the tokens read: `[rows' distributions, n, width]`.
@@ -262,11 +262,13 @@ class Suffix:
                 dense, p = (value.unsqueeze(1) for value in self._reference(first, inputs, each, g, g + wide))
                 for r in range(0, rows, tall):
                     part = states[:, r : r + tall, g : g + wide]
-                    if pull is not None:
+                    flat = part.reshape(-1, *part.shape[3:])
+                    if pull is None:
+                        logits = self._logits(flat).view(*part.shape[:3], -1)
+                    else:
                         pulled = pull[at_hidden : at_hidden + size].view(shape)[:, r : r + tall, g : g + wide]
-                        pulled.copy_(self._pull(part, p).div_(each))
-                        continue
-                    logits = self._logits(part.reshape(-1, *part.shape[3:])).view(*part.shape[:3], -1)
+                        logits = self._pull(flat, p, pulled).view(*part.shape[:3], -1)
+                        pulled /= each
                     value = reduce(logits, dense, p).sum(2) / each  # [inputs, rows] or [inputs, rows, numbers]
                     if total is None:
                         total = value.new_zeros(len(owner), *value.shape[2:])
@@ -275,14 +277,15 @@ class Suffix:
             at_row, at_hidden = at_row + inputs * rows, at_hidden + size
         return torch.zeros(0) if total is None else total
 
-    def _pull(self, states: Tensor, p: Tensor) -> Tensor:
-        """∂KL/∂states of each distribution: the head's backward of softmax(logits) − p."""
+    def _pull(self, states: Tensor, p: Tensor, pulled: Tensor) -> Tensor:
+        """The logits; into `pulled` goes ∂KL/∂states, the head's backward of softmax(logits) − p."""
         with torch.enable_grad():
-            leaf = states.detach().reshape(-1, *states.shape[3:]).requires_grad_()
+            leaf = states.detach().requires_grad_()
             logits = self._logits(leaf)
-        change = torch.softmax(logits.detach(), -1).view(*states.shape[:3], -1).sub_(p)
+        change = torch.softmax(logits.detach(), -1).view(*pulled.shape[:3], -1).sub_(p)
         (gradient,) = torch.autograd.grad(logits, leaf, change.view(logits.shape))
-        return gradient.view(states.shape)
+        pulled.copy_(gradient.view(pulled.shape))
+        return logits.detach()
 
     def _bundles(self, owner: Tensor) -> Iterator[tuple[int, int, int, int]]:
         """Runs of neighbouring inputs with equally many rows and distributions, small enough for one pass."""

@@ -166,10 +166,10 @@ def as_search(search: str | Search) -> Search:
     if number.isascii() and number.isdecimal():
         if kind == "grid":
             return Grid(int(number))
-        if kind == "screen":
-            from understudy.estimate import Screen
+        if kind in ("screen", "estimate"):
+            from understudy.estimate import Estimate, Screen
 
-            return Screen(int(number))
+            return Screen(int(number)) if kind == "screen" else Estimate(int(number))
     raise UnderstudyError(
-        f"Search {search!r} is not known: possible are 'refine', 'estimate', 'screen:K' and 'grid:N'."
+        f"Search {search!r} is not known: possible are 'refine', 'grid:N', 'screen:K', 'estimate' and 'estimate:K'."
     )
