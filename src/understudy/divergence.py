@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Sequence
+
 import torch
 from torch import Tensor
 
 # Above this the shifted exponentials lose digits (or overflow), and the plain formula takes over.
 LARGE = 16.0
-_RUN = 64
+PIECE = 2**20  # numbers that go through all steps together: more would leave the cache between them
 
 
 def kl(dense: Tensor, p: Tensor, logits: Tensor) -> Tensor:
@@ -17,45 +20,21 @@ def kl(dense: Tensor, p: Tensor, logits: Tensor) -> Tensor:
     >>> round(kl(a, probabilities(a), b.clone()).item(), 6)
     0.026345
 
-    With Δ = logits − dense and d = Δ − E_p[Δ], exactly `KL = log1p(E_p[expm1(d)])`. The terms are small where the
-    distributions are close, so nothing cancels: elementwise work stays in the logits' own precision (float32 at
-    least), and only the sums are float64. `dense` and `p = probabilities(dense)` broadcast against `logits`, which
-    may be overwritten.
+    With Δ = logits − dense and d = Δ − E_p[Δ], exactly `KL = log1p(E_p[expm1(d) − d])`. No term is negative, and all
+    are small where the distributions are close, so nothing cancels, and the logits' own precision (float32 at least)
+    is enough up to the logarithm. `dense` and `p = probabilities(dense)` broadcast against `logits`, which may be
+    overwritten.
     """
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        dense, p, logits = dense.float(), probabilities(dense.float()), logits.float()
-    d = logits.sub_(dense)
-    d -= total(d * p)[..., None].to(d.dtype)
-    # E_p[d] is 0 but for rounding, which a shift common to all logits makes large; without it the rounding
-    # enters at first order, with it at second.
-    value = torch.log1p(total(torch.expm1(d).sub_(d).mul_(p)))
-    far = ~(value < LARGE)  # not `>=`: NaN counts as far
-    if bool(far.any()):
-        there = dense.expand_as(d)[far]
-        value[far] = kl_plain(there, there + d[far])
-    return value.clamp_(min=0.0)
+    return _piecewise(_kl, dense, p, logits, ())
 
 
 def kl_and_bend(dense: Tensor, p: Tensor, logits: Tensor) -> Tensor:
     """D, and the Fisher norm κ = Var_p(Δ) of the change: what D bends by along it, to second order. `[..., 2]`."""
-    change = logits - dense
-    spread = change - total(change * p)[..., None].to(change.dtype)
-    return torch.stack([kl(dense, p, logits), total(spread.square_().mul_(p))], -1)
-
-
-def total(terms: Tensor) -> Tensor:
-    """The sum over the last axis in float64.
-
-    Short runs are summed as they are, and only their sums in float64: casting every term would cost more than all
-    else, and a run is too short to lose digits.
-    """
-    size = terms.shape[-1] // _RUN * _RUN
-    runs = terms[..., :size].unflatten(-1, (-1, _RUN)).sum(-1) if size else terms[..., :0]  # type: ignore[no-untyped-call]
-    return runs.sum(-1, dtype=torch.float64) + terms[..., size:].sum(-1, dtype=torch.float64)
+    return _piecewise(_kl_and_bend, dense, p, logits, (2,))
 
 
 def kl_plain(dense: Tensor, logits: Tensor) -> Tensor:
-    """The same by two float64 log-softmaxes: the definition, slower."""
+    """D by two float64 log-softmaxes: the definition, slower."""
     log_p, log_q = (torch.log_softmax(value.double(), -1) for value in (dense, logits))
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
@@ -63,3 +42,74 @@ def kl_plain(dense: Tensor, logits: Tensor) -> Tensor:
 def probabilities(logits: Tensor) -> Tensor:
     """Softmax over the last axis, taken in float64 and kept in the logits' precision."""
     return torch.softmax(logits.double(), -1).to(logits.dtype)
+
+
+def _kl(dense: Tensor, p: Tensor, logits: Tensor) -> Tensor:
+    return _kl_of_change(dense, p, _change(dense, p, logits))
+
+
+def _kl_and_bend(dense: Tensor, p: Tensor, logits: Tensor) -> Tensor:
+    d = _change(dense, p, logits)
+    return torch.stack([_kl_of_change(dense, p, d), _expected(p, d.square())], -1)
+
+
+def _change(dense: Tensor, p: Tensor, logits: Tensor) -> Tensor:
+    """The centred change d = Δ − E_p[Δ], in the place of the logits."""
+    d = logits.sub_(dense)
+    return d.sub_(_expected(p, d)[..., None])
+
+
+def _kl_of_change(dense: Tensor, p: Tensor, d: Tensor) -> Tensor:
+    # E_p[d] is 0 but for rounding, which a shift common to all logits makes large; `expm1(d) − d` lets it enter at
+    # second order, `expm1(d)` alone would at first.
+    value = torch.log1p(_expected(p, torch.expm1(d).sub_(d)).double())
+    far = ~(value < LARGE)  # not `>=`: NaN counts as far
+    if bool(far.any()):
+        there = dense.expand_as(d)[far]
+        value[far] = kl_plain(there, there + d[far])
+    return value.clamp_(min=0.0)
+
+
+def _expected(p: Tensor, x: Tensor) -> Tensor:
+    """E_p[x] over the last axis, as a matrix product: one pass over x."""
+    found: Tensor = torch.einsum("...v,...v->...", x, p)
+    return found
+
+
+def _piecewise(
+    function: Callable[[Tensor, Tensor, Tensor], Tensor],
+    dense: Tensor,
+    p: Tensor,
+    logits: Tensor,
+    numbers: tuple[int, ...],
+) -> Tensor:
+    """The function on pieces that stay in the cache from its first step to its last."""
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        dense, p, logits = dense.float(), probabilities(dense.float()), logits.float()
+    found = logits.new_empty(*logits.shape[:-1], *numbers, dtype=torch.float64)
+    for piece in _pieces(logits.shape):
+        found[piece] = function(_at(dense, piece), _at(p, piece), logits[piece])
+    return found
+
+
+def _pieces(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Cuts of all axes but the last, halved until a piece has PIECE numbers at most or is one distribution."""
+    open_cuts = [tuple(slice(0, size) for size in shape[:-1])]
+    while open_cuts:
+        cut = open_cuts.pop()
+        sizes = [part.stop - part.start for part in cut]
+        longest = max(range(len(sizes)), key=sizes.__getitem__, default=None)
+        if longest is None or sizes[longest] == 1 or math.prod(sizes) * shape[-1] <= PIECE:
+            yield cut
+            continue
+        part = cut[longest]
+        middle = part.start + sizes[longest] // 2
+        halves = slice(middle, part.stop), slice(part.start, middle)
+        open_cuts += [(*cut[:longest], half, *cut[longest + 1 :]) for half in halves]
+
+
+def _at(value: Tensor, piece: tuple[slice, ...]) -> Tensor:
+    """The piece of a tensor that broadcasts against the one that was cut."""
+    lead = value.ndim - 1
+    own = piece[len(piece) - lead :] if lead else ()
+    return value[tuple(slice(None) if size == 1 else part for size, part in zip(value.shape, own, strict=False))]

@@ -85,10 +85,9 @@ class Estimate:
         """How the search is written."""
         return f"estimate:{self.tries}" if self.tries else "estimate"
 
-    @property
-    def expected(self) -> float:
-        """About this for each pair of a layer of a dozen heads."""
-        return self.tries / 11
+    def expected(self, units: int) -> float:
+        """The trials."""
+        return min(1.0, self.tries / max(1, units - 1))
 
     def best(self, pairs: Pairs, evaluate: Evaluate) -> Found:
         """What the closed form says of each pair, mended by the trials."""
@@ -126,10 +125,11 @@ class Screen:
         """How the search is written."""
         return f"screen:{self.k}"
 
-    @property
-    def expected(self) -> float:
-        """About one evaluation for each pair of a layer of a dozen heads."""
-        return 1.0
+    def expected(self, units: int) -> float:
+        """The trials, and what refine takes after its first look."""
+        others = max(1, units - 1)
+        more = Refine().expected(units) - 1
+        return (min(others, self.k + _MORE) + min(others, self.k) * more) / others
 
     def best(self, pairs: Pairs, evaluate: Evaluate) -> Found:
         """Estimate all, try some, refine the best."""

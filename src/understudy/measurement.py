@@ -130,7 +130,7 @@ def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: M
         _refuse_nan(found, owner, names, suffix.layer.index)
         return found
 
-    meter.expect(count, count * units * (units - 1) * protocol.search.expected)
+    meter.expect(count, count * units * (units - 1) * protocol.search.expected(units))
     noise = suffix.noise().cpu()
     _refuse_nan(noise, torch.arange(count), names, suffix.layer.index)
     alone, owners = (1 - torch.eye(units)).repeat(count, 1), torch.arange(count).repeat_interleave(units)
@@ -152,7 +152,7 @@ def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: M
     pairs = Pairs(owner, source, substitute, drop[owner, source], units)
     if slopes is not None and bend is not None:
         pairs = replace(pairs, slope=slopes[index], bend=bend[owner, substitute])
-    meter.expect(count, len(pairs) * protocol.search.expected)
+    meter.expect(count, len(pairs) * protocol.search.expected(units))
     best = protocol.search.best(pairs, evaluate) if len(pairs) else None
     meter.close(count)
 

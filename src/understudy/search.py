@@ -85,9 +85,8 @@ class Search(Protocol):
     def zero(self) -> float:
         """An S at or below this says that nothing was recovered."""
 
-    @property
-    def expected(self) -> float:
-        """About how many evaluations a pair takes."""
+    def expected(self, units: int) -> float:
+        """About how many evaluations a pair takes, in a layer of so many units."""
 
     @property
     def sloped(self) -> bool:
@@ -123,8 +122,7 @@ class Grid:
         """A grid yields exact zeros: where alpha = 1 is best, D* is D_drop."""
         return 0.0
 
-    @property
-    def expected(self) -> float:
+    def expected(self, units: int) -> float:  # noqa: ARG002
         """One evaluation for each alpha but 1."""
         return float(len(self._run()))
 
