@@ -1,11 +1,12 @@
 # make demo   install into .venv and measure the bundled digits model
 # make test   install into .venv and run lint, types and tests
-# make bench  install into .venv and time the engine against full forwards
+# make bench  the accuracy of the searches, and seconds against the peers, in an environment of its own (40 minutes)
 # make test-timm   the timm models, in an environment of their own
 
 PYTHON ?= python3
 BIN := .venv/bin
 TIMM := .venv-timm/bin
+BENCH := .venv-bench/bin
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test lint types tests test-timm bench clean
@@ -22,6 +23,12 @@ PIP := -m pip install --quiet --disable-pip-version-check --constraint constrain
 	$(PYTHON) -m venv .venv-timm
 	$(TIMM)/python $(PIP) torch
 	$(TIMM)/python $(PIP) torchvision timm pytest --editable .
+	touch $@
+
+.venv-bench/.ready: pyproject.toml constraints.txt benchmarks/constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	$(BENCH)/python $(PIP) torch
+	$(BENCH)/python $(PIP) --constraint benchmarks/constraints.txt nnsight transformer-lens pyvene captum --editable .
 	touch $@
 
 demo: .venv/.ready
@@ -43,8 +50,8 @@ tests: .venv/.ready
 test-timm: .venv-timm/.ready
 	OMP_NUM_THREADS=1 $(TIMM)/python -m pytest tests/timm_models
 
-bench: .venv/.ready
-	$(BIN)/python benchmarks/last_block.py
+bench: .venv-bench/.ready
+	$(BENCH)/python -m benchmarks
 
 clean:
-	rm -rf .venv .venv-timm understudy-demo
+	rm -rf .venv .venv-timm .venv-bench understudy-demo
