@@ -23,7 +23,7 @@ from understudy.resume import Suffix, kl_and_bend
 from understudy.surgery import opened
 
 # Inputs of each model: enough pairs for a share of 99.5%, few enough for a 301-point grid.
-MODELS = {"digits": 64, "digits-12": 24, "stdlib": 4}
+MODELS = {"digits": 48, "digits-12": 12, "stdlib": 2}
 LENGTH = 64  # tokens of a text
 FINE = 301
 GUESSES = ("estimate", "estimate:3", "estimate:4")

@@ -41,7 +41,10 @@ def kl_plain(dense: Tensor, logits: Tensor) -> Tensor:
 
 def probabilities(logits: Tensor) -> Tensor:
     """Softmax over the last axis, taken in float64 and kept in the logits' precision."""
-    return torch.softmax(logits.double(), -1).to(logits.dtype)
+    found = torch.empty_like(logits)
+    for piece in _pieces(logits.shape):
+        found[piece] = torch.softmax(logits[piece].double(), -1)
+    return found
 
 
 def _kl(dense: Tensor, p: Tensor, logits: Tensor) -> Tensor:

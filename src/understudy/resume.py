@@ -354,7 +354,7 @@ class Suffix:
 
     def _at_once(self) -> int:
         """How many distributions go through the head together."""
-        return max(1, self.budget // 4 // (6 * self.classes * self.out.element_size()))
+        return max(1, self.budget // 4 // (3 * self.classes * self.out.element_size()))
 
     def _slice(self, inputs: int, rows: int, each: int) -> tuple[int, int]:
         """Rows and distributions of a bundle in one slice; many rows, since they share the dense logits."""
