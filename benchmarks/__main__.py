@@ -23,9 +23,10 @@ from benchmarks.timing import machine
 from understudy.costs import Rates
 
 MEMORY = (
-    {"vocabulary": 150_000, "inputs": 4},
-    {"vocabulary": 150_000, "inputs": 12},
-    {"vocabulary": 8_000, "inputs": 64},
+    {"vocabulary": 150_000, "inputs": 4, "search": "estimate"},
+    {"vocabulary": 150_000, "inputs": 16, "search": "estimate"},
+    {"vocabulary": 150_000, "inputs": 2, "search": "refine"},
+    {"vocabulary": 8_000, "inputs": 32, "search": "refine"},
 )
 PARTS = ("accuracy", "seconds", "memory", "laws")
 
@@ -33,11 +34,14 @@ PARTS = ("accuracy", "seconds", "memory", "laws")
 def main() -> None:
     """Run the parts that were asked for, each written as soon as it is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--out", type=Path, help="by default benchmarks/results; a miniature needs another place")
     parser.add_argument("--part", choices=PARTS, action="append", help="only these; the others are kept as they are")
     parser.add_argument("--tiny", action="store_true", help="miniatures, to see that everything runs")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
+    if options.tiny and options.out is None:
+        parser.error("--tiny needs --out: its figures say nothing, and would overwrite those that do")
+    options.out = options.out or Path("benchmarks/results")
     logging.getLogger("understudy").setLevel(logging.ERROR)  # a threshold of 1e-300 is raised to the noise, as it says
     options.out.mkdir(parents=True, exist_ok=True)
     store = options.out / "bench.json"
@@ -66,7 +70,7 @@ def _accuracy(*, tiny: bool) -> dict[str, Any]:
 
 
 def _seconds(*, tiny: bool, repeats: int) -> dict[str, Any]:
-    sample = versus.Sample(2, 99 if tiny else 1, 16, repeats)
+    sample = versus.Sample(2, 99 if tiny else 2, 16, repeats)
     rows, limits = [], []
     for name, build in CASES.items():
         _say(f"seconds: {name}, understudy")
@@ -75,16 +79,14 @@ def _seconds(*, tiny: bool, repeats: int) -> dict[str, Any]:
         _say(f"seconds: {name}, peers")
         rows += [asdict(row) for row in (*table, *versus.compare(build(tiny=tiny), sample))]
         limits.append(asdict(limit))
-    titles = {name: build(tiny=True).title for name, build in CASES.items()} if tiny else {}
-    heads = {name: build(tiny=tiny).heads for name, build in CASES.items()}
-    return {"rows": rows, "limits": limits, "titles": titles, "heads": heads}
+    return {"rows": rows, "limits": limits}
 
 
 def _memory(*, tiny: bool) -> dict[str, Any]:
     rows = []
     for setting in MEMORY:
         _say(f"memory: {setting}")
-        given: dict[str, Any] = {**setting, "tokens": 32 if tiny else 256, "search": "estimate"}
+        given: dict[str, Any] = {**setting, "tokens": 32 if tiny else 256}
         rows.append({**given, "peak_over_budget": memory.peak(**given)})
     return {"rows": rows}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -44,14 +43,15 @@ def _child(options: argparse.Namespace) -> float:
     with torch.no_grad():
         model(ids[:1, :8])  # what torch itself takes once
     us.measure(model, {"input_ids": ids[:1, :8]}, layers=2, search="estimate", threshold=1e-300)
-    before = _resident()
+    before = _status("VmRSS")
     us.measure(model, {"input_ids": ids}, layers=2, search=options.search, threshold=1e-300, budget=options.budget)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / options.budget
+    return (_status("VmHWM") - before) / options.budget
 
 
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+def _status(name: str) -> int:
+    """A size of this process, in bytes; VmHWM is the most it ever held (ru_maxrss would count the parent's)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def main() -> None:

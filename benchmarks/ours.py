@@ -92,7 +92,10 @@ def rows(case: Case, *, inputs: int, repeats: int) -> tuple[list[Row], Limits]:
     for name in ("grid:31", "refine", "estimate"):
         seconds = whole[name] / inputs
         note = "capture included" if name in searches else "rows timed and scaled to the matrix"
-        table.append(Row(case.name, tool, version, name, None, seconds / count, seconds, count, 0.0, note))
+        # Only a grid runs every intervention of the matrix.
+        each_of_grid = seconds / count if name == "grid:31" else None
+        timed_rows = (inputs * count if name in searches else sampled) if name == "grid:31" else 0
+        table.append(Row(case.name, tool, version, name, None, each_of_grid, seconds, timed_rows, None, note))
     limit = exact / inputs / rate
     table.append(
         Row(case.name, "limit", "", "grid:31", None, limit / count, limit, 0, None, "the work at the matmul rate")

@@ -83,7 +83,13 @@ def _with_means(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _seconds(part: Mapping[str, Any]) -> str:
-    blocks = ["## Seconds"]
+    blocks = [
+        "## Seconds",
+        "For one input: `grid:31` takes one drop for each source and 30 values of alpha for each pair; so do the "
+        "peers, by full forwards or by their own resume. `timed` says how many interventions were timed; where they "
+        "are fewer than the matrix has, they are scaled to it. Rows were timed in turn, and the medians are given. The "
+        "answers of each peer were first held against ours on a few pairs with all their alphas.",
+    ]
     for limit in part["limits"]:
         name = limit["case"]
         rows = [row for row in part["rows"] if row["case"] == name]
@@ -97,13 +103,14 @@ def _seconds(part: Mapping[str, Any]) -> str:
                     row["way"],
                     "" if row["rows_at_once"] is None else str(row["rows_at_once"]),
                     "" if row["seconds_each"] is None else f"{row['seconds_each'] * 1e3:.3g}",
+                    f"{row['sampled']:,}" if row["sampled"] else "",
                     "" if seconds is None else f"{seconds:,.3g}",
                     "" if seconds is None else f"{seconds / ours:,.3g}",
                     "" if row["difference_S"] is None or row["tool"] == "understudy" else f"{row['difference_S']:.0e}",
                     row["note"],
                 )
             )
-        head = ("tool", "way", "rows at once", "ms each", "s a matrix", "of grid:31", "difference in S", "")
+        head = ("tool", "way", "rows at once", "ms each", "timed", "s a matrix", "of grid:31", "difference in S", "")
         blocks += [f"### {TITLES[name]}", _table(head, table), _ratios(rows), _limits(limit)]
     return "\n\n".join(blocks)
 
@@ -139,10 +146,16 @@ def _limits(limit: Mapping[str, Any]) -> str:
 
 def _memory(part: Mapping[str, Any]) -> str:
     rows = [
-        (f"{row['vocabulary']:,}", str(row["inputs"]), str(row["tokens"]), f"{row['peak_over_budget']:.2f}")
+        (
+            row["search"],
+            f"{row['vocabulary']:,}",
+            str(row["inputs"]),
+            str(row["tokens"]),
+            f"{row['peak_over_budget']:.2f}",
+        )
         for row in part["rows"]
     ]
-    head = ("vocabulary", "inputs", "tokens", "peak / budget")
+    head = ("search", "vocabulary", "inputs", "tokens", "peak / budget")
     return "## Peak memory above the model's own, budget 1 GiB\n\n" + _table(head, rows)
 
 

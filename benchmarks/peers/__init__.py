@@ -28,5 +28,9 @@ PEERS = (
     Peer("nnsight", "nnsight_peer"),
     Peer("transformer-lens", "transformer_lens_peer"),
     Peer("pyvene", "pyvene_peer", no_resume="pyvene always runs the whole model"),
-    Peer("captum", "captum_peer", no_resume="captum always runs the whole forward function"),
+    Peer(
+        "captum",
+        "captum_peer",
+        no_resume="captum has no resume of its own: it runs the forward function that it is given",
+    ),
 )

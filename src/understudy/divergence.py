@@ -10,7 +10,8 @@ from torch import Tensor
 
 # Above this the shifted exponentials lose digits (or overflow), and the plain formula takes over.
 LARGE = 16.0
-PIECE = 2**20  # numbers that go through all steps together: more would leave the cache between them
+PIECE = 2**19  # numbers that go through all steps together: more would leave the cache between them
+FEW = 2**16  # numbers for which a step takes no longer than its call
 
 
 def kl(dense: Tensor, p: Tensor, logits: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def kl_plain(dense: Tensor, logits: Tensor) -> Tensor:
 def probabilities(logits: Tensor) -> Tensor:
     """Softmax over the last axis, taken in float64 and kept in the logits' precision."""
     found = torch.empty_like(logits)
-    for piece in _pieces(logits.shape):
+    for piece in _pieces(logits, logits.shape[-1:]):
         found[piece] = torch.softmax(logits[piece].double(), -1)
     return found
 
@@ -75,6 +76,8 @@ def _kl_of_change(dense: Tensor, p: Tensor, d: Tensor) -> Tensor:
 
 def _expected(p: Tensor, x: Tensor) -> Tensor:
     """E_p[x] over the last axis, as a matrix product: one pass over x."""
+    if p.numel() == p.shape[-1] and x.ndim > 1:
+        return torch.mv(x.reshape(-1, x.shape[-1]), p.flatten()).view(x.shape[:-1])
     found: Tensor = torch.einsum("...v,...v->...", x, p)
     return found
 
@@ -89,26 +92,35 @@ def _piecewise(
     """The function on pieces that stay in the cache from its first step to its last."""
     if logits.dtype in (torch.float16, torch.bfloat16):
         dense, p, logits = dense.float(), probabilities(dense.float()), logits.float()
-    found = logits.new_empty(*logits.shape[:-1], *numbers, dtype=torch.float64)
-    for piece in _pieces(logits.shape):
+    found = logits.new_empty((*logits.shape[:-1], *numbers), dtype=torch.float64)
+    for piece in _pieces(logits, dense.shape):
         found[piece] = function(_at(dense, piece), _at(p, piece), logits[piece])
     return found
 
 
-def _pieces(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Cuts of all axes but the last, halved until a piece has PIECE numbers at most or is one distribution."""
+def _pieces(logits: Tensor, shared: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Cuts of all axes but the last: down to rows that share their dense distribution, and at most PIECE numbers.
+
+    shared: the shape of the dense logits, 1 where they broadcast. Few numbers are not worth a cut.
+    """
+    shape = logits.shape
+    cpu = logits.device.type == "cpu"  # an accelerator gains from large pieces
+    few, many = (FEW, PIECE) if cpu else (logits.numel(), logits.numel())
+    own = [1] * (len(shape) - len(shared)) + [*shared[:-1]]
     open_cuts = [tuple(slice(0, size) for size in shape[:-1])]
     while open_cuts:
         cut = open_cuts.pop()
         sizes = [part.stop - part.start for part in cut]
-        longest = max(range(len(sizes)), key=sizes.__getitem__, default=None)
-        if longest is None or sizes[longest] == 1 or math.prod(sizes) * shape[-1] <= PIECE:
+        numbers = math.prod(sizes) * shape[-1]
+        apart = [axis for axis, size in enumerate(sizes) if size > 1 and own[axis] > 1]
+        axes = (apart if numbers > few else []) or ([*range(len(sizes))] if numbers > many else [])
+        axis = max(axes, key=sizes.__getitem__, default=0)
+        if not axes or sizes[axis] == 1:
             yield cut
             continue
-        part = cut[longest]
-        middle = part.start + sizes[longest] // 2
-        halves = slice(middle, part.stop), slice(part.start, middle)
-        open_cuts += [(*cut[:longest], half, *cut[longest + 1 :]) for half in halves]
+        middle = cut[axis].start + sizes[axis] // 2
+        halves = slice(middle, cut[axis].stop), slice(cut[axis].start, middle)
+        open_cuts += [(*cut[:axis], half, *cut[axis + 1 :]) for half in halves]
 
 
 def _at(value: Tensor, piece: tuple[slice, ...]) -> Tensor:

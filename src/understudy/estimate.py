@@ -50,16 +50,17 @@ def promising(pairs: Pairs, estimated: Tensor, count: int) -> Tensor:
     return (first + chosen).flatten().sort().values
 
 
-def tried(pairs: Pairs, alpha: Tensor, damage: Tensor) -> Tensor:
-    """S of each pair after one trial: mostly what the parabola through slope and trial promises, partly the trial."""
+def tried(pairs: Pairs, alpha: Tensor, damage: Tensor) -> tuple[Tensor, Tensor]:
+    """S and alpha of each pair after one trial: what the parabola through slope and trial promises, tempered by it."""
     assert pairs.slope is not None
     step = alpha - 1
     bend = 2 * (damage - pairs.drop - pairs.slope * step) / step**2
     bent = bend > 0
-    promise, _ = _vertex(pairs, pairs.slope, bend.where(bent, torch.ones_like(bend)), _TRUST)
+    promise, vertex = _vertex(pairs, pairs.slope, bend.where(bent, torch.ones_like(bend)), _TRUST)
     run = 1 - damage / pairs.drop
-    promise = torch.maximum(promise.where(bent, torch.zeros_like(promise)), run)
-    return _PROMISE * promise + (1 - _PROMISE) * run
+    further = bent & (promise > run)
+    promise = promise.where(further, run)
+    return _PROMISE * promise + (1 - _PROMISE) * run, vertex.where(further, alpha)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class Estimate:
             which = promising(pairs, found, self.tries)
             some = pairs.only(which)
             there = _not_at_one(alpha[which], some)
-            mended = tried(some, there, pairs.run(which, there, evaluate)).clamp(min=0.0)
+            mended, alpha[which] = tried(some, there, pairs.run(which, there, evaluate))
+            mended = mended.clamp(min=0.0)
             sources = (-1, min(self.tries, pairs.units - 1))
             kept = mended.view(sources).sum(-1) / found[which].view(sources).sum(-1).clamp(min=1e-30)
             found = found * kept.clamp(max=1.0).repeat_interleave(pairs.units - 1)
@@ -141,7 +143,7 @@ class Screen:
         alpha = first_step(some.slope, some.bend)
         damage = pairs.run(which, alpha, evaluate)
         # The best k of each source's trials; with trials for fewer, all of them.
-        score = torch.full_like(estimated, -torch.inf).index_put((which,), tried(some, alpha, damage))
+        score = torch.full_like(estimated, -torch.inf).index_put((which,), tried(some, alpha, damage)[0])
         kept = promising(pairs, score, self.k)
         place = torch.searchsorted(which, kept)
         run = Refine().best(pairs.only(kept), evaluate, seen=(alpha[place], damage[place]))

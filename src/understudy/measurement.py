@@ -72,8 +72,8 @@ def measure(
     layers: "last", "all", "quarters", a layer or a list of layers; they count from zero, negatives from the end.
     units: what is removed and rescaled: "heads".
     search: "refine", continuous, in few evaluations; "grid:N", N values of alpha over [0, 3], as in the paper;
-        "estimate", in closed form, without running a pair; "screen:K", refine on the K best estimated substitutes;
-        or a Search.
+        "estimate", in closed form, without running a pair; "estimate:K", with the K best of each source tried once;
+        "screen:K", refine on the K best estimated substitutes; or a Search.
     outcome: "auto", "classes", "masked", "next" (every token that is no padding) or "last".
     threshold: the D_drop above which a source is valid, raised to 100 times the noise where that is more.
     device: where to measure; by default where the model is.
@@ -137,6 +137,7 @@ def _matrices(suffix: Suffix, protocol: Protocol, names: Sequence[str], meter: M
     if protocol.search.sloped:
         found, along = (value.cpu() for value in suffix.slopes(alone, owners, reduce=kl_and_bend))
         (drop, bend), slopes = found.view(count, units, 2).unbind(-1), along.view(count, units, units)
+        _refuse_nan(along.sum(-1) + found.sum(-1), owners, names, suffix.layer.index)
     else:
         drop, bend, slopes = suffix.resume(alone, owners).cpu().view(count, units), None, None
     _refuse_nan(drop.flatten(), owners, names, suffix.layer.index)

@@ -41,8 +41,9 @@ class Refine:
 
     @property
     def name(self) -> str:
-        """How the search is written."""
-        return "refine"
+        """How the search is written; with settings of one's own, these too."""
+        own = {key: value for key, value in vars(self).items() if value != getattr(Refine(), key)}
+        return "refine" + (f"({', '.join(f'{key}={value}' for key, value in own.items())})" if own else "")
 
     @property
     def zero(self) -> float:
@@ -133,19 +134,21 @@ class _Points:
 def first_step(slope: Tensor, bend: Tensor) -> Tensor:
     """From alpha = 1, down the slope, as far as a guessed bend says."""
     size = (slope.abs() / bend.clamp(min=1e-30)).clamp(*_FIRST)
-    return 1 - size * torch.sign(slope)
+    return torch.where(slope > 0, 1 - size, 1 + size)  # never at 1, which is known, even on level ground
 
 
 def second_step(drop: Tensor, slope: Tensor, alpha: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """The vertex of the parabola that has the value and slope at alpha = 1 and one more value, and its D there."""
     step = alpha - 1
-    bend = 2 * (value - drop - slope * step) / step.where(step != 0, torch.ones_like(step)) ** 2
+    bend = 2 * (value - drop - slope * step) / step**2
     bent = bend > 0
     # Bent downwards, or nearly straight, the least lies far beyond: step out, but not at once to the bound.
     move = torch.where(bent, (slope / bend.where(bent, torch.ones_like(bend))).abs(), torch.inf)
     target = 1 + torch.minimum(move, _OUT * step.abs()) * torch.sign(step)
-    # A vertex on the point that is known would show nothing new.
-    target = torch.where((target - alpha).abs() < 0.1 * step.abs(), alpha + 0.2 * step, target).clamp(LOW, HIGH)
+    # A vertex on one of the two points that are known would show nothing new.
+    near = 0.1 * step.abs()
+    target = torch.where((target - alpha).abs() < near, alpha + 0.2 * step, target)
+    target = torch.where((target - 1).abs() < near, 1 + 0.1 * step, target).clamp(LOW, HIGH)
     away = target - 1
     return target, torch.where(bent, drop + slope * away + 0.5 * bend * away**2, torch.inf)
 

@@ -120,7 +120,7 @@ class Suffix:
         owner = owner.cpu()
         gates = gates.to(self.residual.device, self.dtype)
         # A backward keeps the activations of every block that is left.
-        step = max(1, self._rows_at_once() // (2 * (len(self.body.layers) - self.layer.index)))
+        step = self._rows_at_once(kept=2 * (len(self.body.layers) - self.layer.index))
         found, parts = [], []
         for start in range(0, len(gates), step):
             rows = slice(start, start + step)
@@ -282,8 +282,9 @@ class Suffix:
         with torch.enable_grad():
             leaf = states.detach().requires_grad_()
             logits = self._logits(leaf)
-        change = torch.softmax(logits.detach(), -1).view(*pulled.shape[:3], -1).sub_(p)
-        (gradient,) = torch.autograd.grad(logits, leaf, change.view(logits.shape))
+        wide = torch.promote_types(logits.dtype, torch.float32)  # in half precision the difference would be rounding
+        change = torch.softmax(logits.detach(), -1, dtype=wide).view(*pulled.shape[:3], -1).sub_(p)
+        (gradient,) = torch.autograd.grad(logits, leaf, change.view(logits.shape).to(logits.dtype))
         pulled.copy_(gradient.view(pulled.shape))
         return logits.detach()
 
@@ -340,14 +341,15 @@ class Suffix:
         weight = self.weight.view(units, width, -1)
         return torch.einsum("ctuw,uwd->uctd", inner, weight).reshape(units, -1)
 
-    def _rows_at_once(self) -> int:
+    def _rows_at_once(self, *, kept: int = 1) -> int:
+        """How many rows run together, if the activations of so many blocks are kept."""
         tokens = max(self._cells) * self.inner.shape[1] if self.layer is self.last else self.taken.tokens
         widest = max(max(p.shape) for p in self.layer.block.parameters())
         floats = tokens * (8 * self.out.shape[-1] + 4 * widest)
         config = getattr(self.body.base, "config", None)
         if self.layer is not self.last and getattr(config, "_attn_implementation", "sdpa") == "eager":
             floats += 3 * self.layer.units * tokens**2
-        rows = self.budget // 4 // (floats * self.out.element_size())
+        rows = self.budget // 4 // (kept * floats * self.out.element_size())
         if self.out.device.type == "cpu":
             rows = min(rows, CACHED // (tokens * self.out.shape[-1]))
         return max(1, rows)

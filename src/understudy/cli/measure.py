@@ -35,7 +35,9 @@ def measure(
     seed: given.Seed = 0,
     layers: Annotated[str, typer.Option(help="last, all, quarters, or layers such as 0,5,-1.")] = "last",
     units: Annotated[str, typer.Option(help="What is removed and rescaled: heads.")] = "heads",
-    search: Annotated[str, typer.Option(help="How alpha is found: refine, grid:N, screen:K or estimate.")] = "refine",
+    search: Annotated[
+        str, typer.Option(help="How alpha is found: refine, grid:N, screen:K, estimate or estimate:K.")
+    ] = "refine",
     outcome: Annotated[str, typer.Option(help="What is compared: auto, classes, masked, next or last.")] = "auto",
     threshold: Annotated[float, typer.Option(help="A source is valid if removing it costs more than this KL.")] = 1e-5,
     device: Annotated[str | None, typer.Option(help="Where to measure, for example cuda; by default the CPU.")] = None,
