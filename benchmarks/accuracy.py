@@ -69,7 +69,8 @@ def accuracy(name: str, count: int) -> list[Accuracy]:
         heads = there.shape[-1]
         spent = runs["refine"].attrs["evaluations"] - count * (2 + heads)
         slope, row = _seconds(model, inputs.batch(range(count)), layer)
-        raw, screened = (np.nanmean(np.nanmax(S[search], -1)) for search in ("refine", "screen:3"))
+        valid = there.any(-1)
+        raw, screened = (np.nanmax(S[search][valid], -1).mean() for search in ("refine", "screen:3"))
         guesses = {}
         for search in GUESSES:
             tries = (runs[search].attrs["evaluations"] - count * (2 + heads)) / count / heads

@@ -146,9 +146,7 @@ class Shape:
         return Work(2 * self.after * tokens, (2 * self.after // self.width + 4 * self.width) * tokens)
 
     def _head(self) -> Work:
-        return Work(
-            2 * (self.head + 2 * self.classes) * self.distributions, _KL_PASSES * self.classes * self.distributions
-        )
+        return Work(2 * self.head * self.distributions, _KL_PASSES * self.classes * self.distributions)
 
 
 @dataclass(frozen=True)
