@@ -74,7 +74,7 @@ def _seconds(*, tiny: bool, repeats: int) -> dict[str, Any]:
     rows, limits = [], []
     for name, build in CASES.items():
         _say(f"seconds: {name}, understudy")
-        inputs = 4 if name == "vit" else 1
+        inputs = 16 if name == "vit" else 1
         table, limit = ours.rows(build(tiny=tiny, inputs=inputs), inputs=inputs, repeats=repeats)
         _say(f"seconds: {name}, peers")
         rows += [asdict(row) for row in (*table, *versus.compare(build(tiny=tiny), sample))]

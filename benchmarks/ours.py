@@ -146,7 +146,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("understudy").setLevel(logging.ERROR)
     for name in CASES if options.case == "all" else [options.case]:
-        inputs = 4 if name == "vit" else 1
+        inputs = 16 if name == "vit" else 1
         table, limits = rows(CASES[name](tiny=options.tiny, inputs=inputs), inputs=inputs, repeats=options.repeats)
         for row in table:
             print(json.dumps(asdict(row)), flush=True)

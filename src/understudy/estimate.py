@@ -60,7 +60,8 @@ def tried(pairs: Pairs, alpha: Tensor, damage: Tensor) -> tuple[Tensor, Tensor]:
     run = 1 - damage / pairs.drop
     further = bent & (promise > run)
     promise = promise.where(further, run)
-    return _PROMISE * promise + (1 - _PROMISE) * run, vertex.where(further, alpha)
+    # A trial that overshot says nothing against the parabola that it helped to find.
+    return _PROMISE * promise + (1 - _PROMISE) * run.clamp(min=0.0), vertex.where(further, alpha)
 
 
 @dataclass(frozen=True)
