@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,8 @@ def _laws() -> dict[str, Any]:
     return {"fitted": asdict(rates), "measured": asdict(Rates.measured()), "rows": [asdict(row) for row in rows]}
 
 
-def _say(what: str, now: Sequence[object] = ()) -> None:
-    print(time.strftime("%H:%M:%S"), what, *now, file=sys.stderr, flush=True)
+def _say(what: str) -> None:
+    print(time.strftime("%H:%M:%S"), what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -100,3 +100,22 @@ def test_refine_is_as_exact_as_the_grid_with_a_fifth_of_the_work(name):
     assert (b - a)[there].mean() > 0  # a grid misses the least between its points
     assert fine.attrs["evaluations"] <= grid.attrs["evaluations"] / 5
     assert fine.attrs["zero"] == 1e-3
+
+
+@pytest.mark.parametrize("search", ["refine", "screen:5", "estimate", "estimate:5"])
+def test_a_dead_head_stands_in_for_nobody(search):
+    model = us.load("digits")
+    layer = anatomy(model).layers[-1]
+    with torch.no_grad():
+        layer.site.weight[:, 2 * layer.width : 3 * layer.width] = 0.0
+    run = us.measure(model, us.digits(4), search=search)
+    S = run["substitutability"].values[:, 0]
+    others = [0, 1, 3, 4, 5]
+    assert np.isnan(S[:, 2]).all(), "without effect it is no valid source"
+    assert (np.abs(S[:, others, 2]) < 1e-4).all(), "level ground: nothing to gain, and a number all the same"
+    assert (np.nanmax(S[:, others], -1) > 0.01).all(), "the other substitutes are found as ever"
+
+
+def test_a_search_of_ones_own_is_not_taken_for_the_default():
+    assert Refine().name == "refine"
+    assert Refine(rounds=1).name == "refine(rounds=1)"

@@ -51,7 +51,7 @@ class Refine:
         return 1e-3
 
     def expected(self, units: int) -> float:  # noqa: ARG002
-        """Between 2.3, where single units change little, and 6, where they change much, on trained models."""
+        """Between 2, where single units change little, and 6.4, where they change much, on trained models."""
         return 4.0
 
     @property
