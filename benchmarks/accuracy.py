@@ -12,18 +12,16 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
+from benchmarks.suffix import suffix_of
 from benchmarks.timing import median_seconds_in_turn
 from scipy.stats import ConstantInputWarning, spearmanr
 
 import understudy as us
 from understudy.anatomy import anatomy
-from understudy.capture import capture
-from understudy.outcome import reads, resolve
-from understudy.resume import Suffix, kl_and_bend
-from understudy.surgery import opened
+from understudy.resume import kl_and_bend
 
 # Inputs of each model: few, because a 301-point grid runs for every pair of every layer.
-MODELS = {"digits": 48, "digits-12": 12, "stdlib": 2}
+MODELS = {"digits": 48, "digits-12": 12, "stdlib": 4}
 LENGTH = 64  # tokens of a text
 FINE = 301
 GUESSES = ("estimate", "estimate:3", "estimate:4")
@@ -110,13 +108,10 @@ def _guess(S: np.ndarray, E: np.ndarray, forwards: float) -> Guess:
 
 def _seconds(model: torch.nn.Module, batch: dict[str, torch.Tensor], layer: int) -> tuple[float, float]:
     """The time of drops with their slopes, and of as many forwards of the suffix."""
-    body = anatomy(model)
-    with opened(model):
-        taken = capture(body, batch, [layer])
-        read = reads(body, taken, resolve(body, "auto"), [str(i) for i in range(taken.count)])
-        suffix = Suffix(body, taken, layer, read, dtype=torch.float32)
-        gates = (1 - torch.eye(suffix.layer.units)).repeat(taken.count, 1)
-        owner = torch.arange(taken.count).repeat_interleave(suffix.layer.units)
+    with suffix_of(model, batch, layer) as (suffix, _):
+        count, units = suffix.taken.count, suffix.layer.units
+        gates = (1 - torch.eye(units)).repeat(count, 1)
+        owner = torch.arange(count).repeat_interleave(units)
         calls = {
             "slope": lambda: suffix.slopes(gates, owner, reduce=kl_and_bend),
             "row": lambda: suffix.resume(gates, owner),

@@ -8,24 +8,20 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
 from benchmarks.bare import remaining
 from benchmarks.cases import CASES, Case
+from benchmarks.suffix import suffix_of
 from benchmarks.timing import best_rows, median_seconds_in_turn
 from benchmarks.versus import Row, interventions
 from torch import Tensor
 
 import understudy as us
 from understudy.anatomy import anatomy
-from understudy.capture import capture
 from understudy.costs import Shape
-from understudy.outcome import reads, resolve
-from understudy.resume import Suffix
-from understudy.surgery import opened
 
 RATE = (1024, 768, 3072)  # the product whose rate is the limit: rows, width and inner width of a block
 
@@ -55,7 +51,14 @@ def rows(case: Case, *, inputs: int, repeats: int) -> tuple[list[Row], Limits]:
             case.model, case.batch, layers=case.layer, outcome=case.outcome, search=search, threshold=1e-300
         )
 
-    with _suffix(case) as (suffix, shape):
+    with suffix_of(case.model, case.batch, case.layer, case.outcome) as (suffix, read):
+        shape = Shape.of(
+            anatomy(case.model),
+            tokens=suffix.taken.tokens,
+            distributions=read.counts[0],
+            read=read.counts[0] * read.tokens.shape[1],
+            classes=suffix.classes,
+        )
         sampled = len(case.batch[next(iter(case.batch))]) * count if suffix.layer is suffix.last else 24
         gates = torch.rand(sampled, heads)
         owner = torch.arange(suffix.taken.count).repeat_interleave(-(-sampled // suffix.taken.count))[:sampled]
@@ -111,26 +114,6 @@ def rows(case: Case, *, inputs: int, repeats: int) -> tuple[list[Row], Limits]:
         divergence=max(0.0, timed["rows"] - timed["resumed"]) / sampled,
     )
     return table, limits
-
-
-@contextmanager
-def _suffix(case: Case) -> Iterator[tuple[Suffix, Shape]]:
-    body = anatomy(case.model)
-    with opened(case.model):
-        taken = capture(body, case.batch, [case.layer])
-        read = reads(body, taken, resolve(body, case.outcome), [str(i) for i in range(taken.count)])
-        suffix = Suffix(body, taken, case.layer, read, dtype=torch.float32)
-        each = read.counts[0]
-        yield (
-            suffix,
-            Shape.of(
-                body,
-                tokens=taken.tokens,
-                distributions=each,
-                read=each * read.tokens.shape[1],
-                classes=suffix.classes,
-            ),
-        )
 
 
 def _first_logit(logits: Tensor, _dense: Tensor, _p: Tensor) -> Tensor:
