@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import torch
+from benchmarks.timing import median_seconds
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import understudy as us
@@ -77,10 +77,8 @@ def _run(setting: dict[str, int]) -> tuple[int, Work, float]:
     model = GPT2LMHeadModel(config).eval()
     ids = torch.randint(config.vocab_size, (setting["inputs"], setting["tokens"]))
     options = {"layers": setting["layer"], "search": SEARCH, "threshold": 1e-300}
-    us.measure(model, {"input_ids": ids[:1]}, **options)  # warmed up
-    began = time.perf_counter()
-    run = us.measure(model, {"input_ids": ids}, **options)
-    seconds = time.perf_counter() - began
+    run = us.measure(model, {"input_ids": ids}, **options)  # warmed up
+    seconds = median_seconds(lambda: us.measure(model, {"input_ids": ids}, **options), 3)
     tokens = setting["tokens"]
     shape = Shape.of(anatomy(model), tokens=tokens, distributions=tokens, read=tokens, classes=setting["vocabulary"])
     law = cost(shape, inputs=setting["inputs"], layers=[setting["layer"]], search=as_search(SEARCH))
