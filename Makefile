@@ -1,6 +1,9 @@
 # make demo   install into .venv and measure the bundled digits model
 # make test   install into .venv and run lint, types and tests
 # make bench  the accuracy of the searches, and seconds against the peers, in an environment of its own (40 minutes)
+# make faults  do to runs what happens to them, and print what was lost (two minutes)
+# make runs   what storing, memory and Ray cost, and the plan against measurement (20 minutes)
+# make audit  known vulnerabilities of the dependencies, where the data base can be reached
 # make test-timm   the timm models, in an environment of their own
 
 PYTHON ?= python3
@@ -9,7 +12,7 @@ TIMM := .venv-timm/bin
 BENCH := .venv-bench/bin
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types tests test-timm bench clean
+.PHONY: demo test lint types tests test-timm bench faults runs audit clean
 .DEFAULT_GOAL := demo
 
 # torch goes first and alone: the version in constraints.txt, not what another package would ask for.
@@ -53,5 +56,19 @@ test-timm: .venv-timm/.ready
 bench: .venv-bench/.ready
 	$(BENCH)/python -m benchmarks
 
+faults: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults.py
+
+runs: .venv/.ready
+	$(BIN)/python -m benchmarks.runs
+
+.venv-audit/.ready:
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	touch $@
+
+audit: .venv-audit/.ready
+	.ci/audit .venv-audit/bin/pip-audit
+
 clean:
-	rm -rf .venv .venv-timm .venv-bench understudy-demo
+	rm -rf .venv .venv-timm .venv-bench .venv-audit understudy-demo

@@ -43,12 +43,12 @@ def _child(options: argparse.Namespace) -> float:
     with torch.no_grad():
         model(ids[:1, :8])  # what torch itself takes once
     us.measure(model, {"input_ids": ids[:1, :8]}, layers=2, search="estimate", threshold=1e-300)
-    before = _status("VmRSS")
+    before = status("VmRSS")
     us.measure(model, {"input_ids": ids}, layers=2, search=options.search, threshold=1e-300, budget=options.budget)
-    return (_status("VmHWM") - before) / options.budget
+    return (status("VmHWM") - before) / options.budget
 
 
-def _status(name: str) -> int:
+def status(name: str) -> int:
     """A size of this process, in bytes; VmHWM is the most it ever held (ru_maxrss would count the parent's)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024

@@ -52,7 +52,7 @@ def test_the_law_counts_the_evaluations_of_a_grid():
     law = cost(shape, inputs=5, layers=[0, 3], search=as_search("grid:16"))
     assert bool(run["substitutability"].notnull().sum() == 5 * 2 * 30), "all sources are valid"
     assert law.evaluations == run.attrs["evaluations"]
-    assert law.stored == sum(run[name].astype("float32").nbytes for name in run.data_vars)
+    assert law.stored == sum(run[name].nbytes for name in run.data_vars)
 
 
 @pytest.mark.parametrize("search", ["refine", "screen:2", "estimate", "estimate:2"])

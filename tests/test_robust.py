@@ -202,13 +202,11 @@ def test_a_dead_head_reads_everything():
 
 
 def test_long_and_short_texts_stay_within_the_budget(monkeypatch):
-    from understudy import measurement
+    from understudy import worker
 
     sizes = []
-    right = measurement.capture
-    monkeypatch.setattr(
-        measurement, "capture", lambda b, x, y: sizes.append(tuple(x["input_ids"].shape)) or right(b, x, y)
-    )
+    right = worker.capture
+    monkeypatch.setattr(worker, "capture", lambda b, x, y: sizes.append(tuple(x["input_ids"].shape)) or right(b, x, y))
     lengths = [2] + [30] * 20 + [3] * 20
 
     def load(indices):

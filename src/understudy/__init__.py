@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from understudy.organize.compare import compare
     from understudy.organize.organization import organization
     from understudy.organize.summary import summary
+    from understudy.planning import plan
     from understudy.store import concat, open_run
 
 _WHERE = {
@@ -39,6 +40,7 @@ _WHERE = {
     "digits": "inputs.digits",
     "stdlib": "inputs.stdlib",
     "measure": "measurement",
+    "plan": "planning",
     "open_run": "store",
     "concat": "store",
     "organization": "organize.organization",
@@ -63,6 +65,7 @@ __all__ = [
     "measure",
     "open_run",
     "organization",
+    "plan",
     "stdlib",
     "summary",
     "texts",

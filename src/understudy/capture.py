@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from understudy.anatomy import Anatomy
 from understudy.errors import UnderstudyError
 from understudy.inputs.batch import ASIDE, Batch
+from understudy.memory import is_out_of_memory
 from understudy.surgery import hooked
 
 
@@ -63,16 +64,8 @@ def capture(body: Anatomy, batch: Batch, layers: Iterable[int]) -> Capture:
     """
     wanted = set(layers)
     first, last = min(wanted), len(body.layers) - 1
-    arguments = {key: value.to(body.device) for key, value in batch.items() if key not in ASIDE}
-    arguments = {key: v.to(body.dtype) if v.is_floating_point() else v for key, v in arguments.items()}
-    main = "input_ids" if body.reads_text else "pixel_values"
-    if main not in arguments:
-        raise UnderstudyError(
-            f"{type(body.model).__name__} takes {main}, but the batch has {', '.join(arguments) or 'nothing'}."
-        )
-    if "encoder_hidden_states" in arguments:
-        raise UnderstudyError("The batch has encoder_hidden_states: models with cross-attention cannot be measured.")
-    taken = Capture(len(arguments[main]), 0, batch)
+    arguments, count = _arguments(body, batch)
+    taken = Capture(count, 0, batch)
     layer = -1  # the application that runs now; a shared block's hooks fire once for each
 
     def before_block(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -112,15 +105,48 @@ def capture(body: Anatomy, batch: Batch, layers: Iterable[int]) -> Capture:
     return taken
 
 
+def peek(body: Anatomy, batch: Batch, device: str | None = None) -> torch.Size:
+    """The shape of the hidden states that the first block gets: inputs, tokens, width. No block runs."""
+    seen: list[torch.Size] = []
+
+    def before_block(_block: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen.append(args[0].shape)
+        raise Stop
+
+    arguments, _ = _arguments(body, batch)
+    if device is not None:
+        arguments = {key: value.to(device) for key, value in arguments.items()}
+    with (
+        hooked([body.layers[0].block.register_forward_pre_hook(before_block, prepend=True)]),
+        _fitting(body, arguments),
+    ):
+        body.run(arguments)
+    return seen[0]
+
+
+def _arguments(body: Anatomy, batch: Batch) -> tuple[Batch, int]:
+    """What the forward takes of a batch, where the model is, and the number of inputs."""
+    arguments = {key: value.to(body.device) for key, value in batch.items() if key not in ASIDE}
+    arguments = {key: v.to(body.dtype) if v.is_floating_point() else v for key, v in arguments.items()}
+    main = "input_ids" if body.reads_text else "pixel_values"
+    if main not in arguments:
+        raise UnderstudyError(
+            f"{type(body.model).__name__} takes {main}, but the batch has {', '.join(arguments) or 'nothing'}."
+        )
+    if "encoder_hidden_states" in arguments:
+        raise UnderstudyError("The batch has encoder_hidden_states: models with cross-attention cannot be measured.")
+    return arguments, len(arguments[main])
+
+
 @contextmanager
 def _fitting(body: Anatomy, arguments: Batch) -> Iterator[None]:
     try:
         yield
     except Stop:
         pass
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, ValueError, IndexError, TypeError, KeyError) as problem:
+        if is_out_of_memory(problem):
+            raise
         shapes = ", ".join(f"{key} {list(value.shape[1:])}" for key, value in arguments.items())
         raise UnderstudyError(
             f"The inputs do not fit {type(body.model).__name__}: given {shapes} for each, it says: {problem}"

@@ -15,6 +15,7 @@ from understudy.anatomy import Anatomy
 from understudy.search import Search
 
 NOISE_ROWS = 2  # evaluations for each input and layer that only tell the noise
+_OPERATIONS_A_NUMBER = 200
 _KL_PASSES = 6  # steps over every logit, from logits to a divergence
 
 
@@ -44,6 +45,14 @@ class Rates:
     def seconds(self, work: Work) -> float:
         """The time of the work: `flops / rate + touched / rate`."""
         return work.flops / self.flops + work.touched / self.touched
+
+    @classmethod
+    def given(cls, flops: float) -> Rates:
+        """The rates of a machine of which only the rate of products is known: each number costs like 200 operations.
+
+        That is about what CPUs and accelerators have in common: their memory is that much slower.
+        """
+        return cls(flops, flops / _OPERATIONS_A_NUMBER)
 
     @classmethod
     def measured(cls, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Rates:
@@ -92,14 +101,15 @@ class Shape:
         """The shape of a model on an input with so many tokens."""
         layer = body.layers[-1]
         site = _weights(layer.site.parameters())
-        width = site // (layer.units * layer.width)
+        width = max(1, site // (layer.units * layer.width))
         inside = set(layer.attention.parameters()) - set(layer.site.parameters())
         blocks = {p for x in body.layers for p in x.block.parameters()}
         # An embedding is no product, unless the head uses it as one.
         starts = [attrgetter(path)(body.base) for path in body.family.embeddings]
         embedded = {p for start in starts if isinstance(start, nn.Module) for p in start.parameters()}
         output = getattr(body.model, "get_output_embeddings", lambda: None)()
-        tied = set() if output is None else {output.weight}
+        weight = getattr(output, "weight", None)
+        tied = {weight} if isinstance(weight, nn.Parameter) else set()
         outside = set(body.model.parameters()) - blocks
         head = _weights((outside - embedded) | tied)
         before = _weights(inside)
@@ -173,7 +183,7 @@ def cost(shape: Shape, *, inputs: int, layers: Sequence[int], search: Search) ->
     return Cost(
         evaluations=inputs * len(layers) * each,
         work=inputs * (shape.dense() + work),
-        stored=inputs * len(layers) * 4 * (3 * shape.units**2 + shape.units + 1),
+        stored=inputs * (len(layers) * 4 * (3 * shape.units**2 + shape.units + 3) + 12),
     )
 
 

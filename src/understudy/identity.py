@@ -47,6 +47,7 @@ def attributes(body: Anatomy, inputs: Inputs, protocol: Protocol, dtype: torch.d
         "model_hash": fingerprint(body),
         "inputs": json.dumps(dict(inputs.about), sort_keys=True),
         "inputs_hash": inputs.fingerprint(),
+        "skipped": json.dumps(dict(inputs.skipped)),
         "layers": list(protocol.layers),
         "units": protocol.units,
         "search": protocol.search.name,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,9 @@ def load(
     head: Head | None = None,
     revision: str | None = None,
     allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    device_map: str | Mapping[str, str | int] | None = None,
+    offload_folder: str | Path | None = None,
 ) -> nn.Module:
     """Load a model, in evaluation mode and otherwise exactly as its library makes it.
 
@@ -33,6 +37,9 @@ def load(
     head: which head to load where the checkpoint does not say: "classes", "masked" or "next".
     revision: a branch, tag or commit on the hub.
     allow_pickle: weights load from safetensors; a pickle checkpoint only with this, and then without running code.
+    trust_remote_code: run the code that a checkpoint brings; never without this.
+    device_map: spread a model that is larger than one device over several, the CPU and the disk: "auto", or a mapping
+        (needs accelerate). offload_folder: where weights go that stay on disk.
     """
     if isinstance(name, nn.Module):
         anatomy(name)
@@ -40,12 +47,19 @@ def load(
     text = str(name)
     if text.startswith("timm/"):
         return _from_timm(text)
-    folder = bundled.folder(text) if text in bundled.NAMES else Path(text)
-    if folder.is_dir():
-        _refuse_pickle(folder, text, allow_pickle)
-    model = _from_transformers(str(folder) if folder.is_dir() else text, text, head, revision, allow_pickle)
+    source = _Source(text, head, revision, allow_pickle, trust_remote_code)
+    model = source.load(device_map=device_map, offload_folder=offload_folder)
     anatomy(model)
     return model.eval()
+
+
+def skeleton(
+    name: str, *, head: Head | None = None, revision: str | None = None, trust_remote_code: bool = False
+) -> nn.Module:
+    """A model's shapes without its weights, on the meta device: what a plan needs."""
+    if name.startswith("timm/"):
+        return _from_timm(name, weights=False)
+    return _Source(name, head, revision, True, trust_remote_code).skeleton().eval()
 
 
 @contextmanager
@@ -64,34 +78,79 @@ def quietly() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _from_transformers(where: str, name: str, head: Head | None, revision: str | None, allow_pickle: bool) -> nn.Module:
-    import transformers
+@dataclass(frozen=True)
+class _Source:
+    """A checkpoint that transformers reads, and what may be done with it."""
 
-    try:
-        with quietly():
-            config = transformers.AutoConfig.from_pretrained(where, revision=revision)
-            kind = _model_class(config, name, head)
+    name: str
+    head: Head | None
+    revision: str | None
+    allow_pickle: bool
+    trust_remote_code: bool
+
+    def load(self, **placement: Any) -> nn.Module:
+        """The model with its weights."""
+        placement = {key: value for key, value in placement.items() if value is not None}
+        with self._problems_said():
+            _, kind = self._class()
             model, report = kind.from_pretrained(
-                where,
-                revision=revision,
+                self._where(),
+                revision=self.revision,
+                trust_remote_code=self.trust_remote_code,
                 # None takes whichever there is; a pickle is only ever read as plain weights.
-                use_safetensors=None if allow_pickle else True,
+                use_safetensors=None if self.allow_pickle else True,
                 weights_only=True,
                 output_loading_info=True,
+                **placement,
             )
-    except UnderstudyError:
-        raise
-    except Exception as problem:  # a config that contradicts itself, weights of another shape, no network, ...
-        raise UnderstudyError(_not_loaded(name, problem)) from problem
-    if missing := sorted(report["missing_keys"]):
-        raise UnderstudyError(
-            f"{name} has no weights for {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''} of "
-            f"{type(model).__name__}: they would be random. Choose the head that the checkpoint was trained with."
+        if missing := sorted(report["missing_keys"]):
+            raise UnderstudyError(
+                f"{self.name} has no weights for {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''} of "
+                f"{type(model).__name__}: they would be random. Choose the head that the checkpoint was trained with."
+            )
+        return self._named(model)
+
+    def skeleton(self) -> nn.Module:
+        """The model on the meta device."""
+        import torch
+
+        with self._problems_said():
+            config, kind = self._class()
+            with torch.device("meta"):
+                # An Auto class builds from a config by another name than a model class.
+                model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+        return self._named(model)
+
+    def _class(self) -> tuple[Any, Any]:
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(
+            self._where(), revision=self.revision, trust_remote_code=self.trust_remote_code
         )
-    if name in bundled.NAMES:
-        model.name_or_path = name  # a result says `digits`, not where the package happens to lie
-    loaded: nn.Module = model
-    return loaded
+        return config, _model_class(config, self.name, self.head)
+
+    def _where(self) -> str:
+        folder = bundled.folder(self.name) if self.name in bundled.NAMES else Path(self.name)
+        if not folder.is_dir():
+            return self.name
+        _refuse_pickle(folder, self.name, self.allow_pickle)
+        return str(folder)
+
+    def _named(self, model: Any) -> nn.Module:
+        # A result says `digits`, not where the package happens to lie.
+        model.name_or_path = self.name if self.name in bundled.NAMES else model.name_or_path or self.name
+        named: nn.Module = model
+        return named
+
+    @contextmanager
+    def _problems_said(self) -> Iterator[None]:
+        try:
+            with quietly():
+                yield
+        except UnderstudyError:
+            raise
+        except Exception as problem:  # a config that contradicts itself, weights of another shape, no network, ...
+            raise UnderstudyError(_not_loaded(self.name, problem)) from problem
 
 
 def _model_class(config: Any, name: str, head: Head | None) -> Any:
@@ -119,7 +178,7 @@ def _model_class(config: Any, name: str, head: Head | None) -> Any:
     return kind
 
 
-def _from_timm(name: str) -> nn.Module:
+def _from_timm(name: str, *, weights: bool = True) -> nn.Module:
     try:
         import timm
     except (ImportError, RuntimeError) as problem:
@@ -129,7 +188,7 @@ def _from_timm(name: str) -> nn.Module:
         close = ", ".join(timm.list_models(f"*{short.split('.')[0]}*")[:5])
         raise UnderstudyError(f"timm has no model {short!r}." + (f" Close: {close}." if close else ""))
     try:
-        model: nn.Module = timm.create_model(short, pretrained=True)
+        model: nn.Module = timm.create_model(short, pretrained=weights)
     except Exception as problem:
         raise UnderstudyError(_not_loaded(name, problem)) from problem
     model.name_or_path = name  # type: ignore[assignment]

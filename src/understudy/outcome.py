@@ -70,8 +70,8 @@ def reads(body: Anatomy, taken: Capture, outcome: Outcome, ids: Sequence[str]) -
                 "The batch has positions, but classes are not predicted at positions: leave them out."
             )
         return _class_reads(body, taken)
-    positions = _positions(body, taken.batch, outcome)
-    counts = positions.sum(-1)
+    chosen = positions(body, taken.batch, outcome)
+    counts = chosen.sum(-1)
     if not bool(counts.all()):
         empty = ids[int((counts == 0).nonzero()[0])]
         if outcome == "masked":
@@ -80,7 +80,7 @@ def reads(body: Anatomy, taken: Capture, outcome: Outcome, ids: Sequence[str]) -
                 "or give their positions."
             )
         raise UnderstudyError(f"Input {empty!r} has no token that is not padding: there is nothing to compare.")
-    owner, tokens = positions.nonzero(as_tuple=True)
+    owner, tokens = chosen.nonzero(as_tuple=True)
     return Reads(tokens[:, None].to(body.device), owner.to(body.device), tuple(counts.tolist()))
 
 
@@ -98,7 +98,8 @@ def _class_reads(body: Anatomy, taken: Capture) -> Reads:
     return Reads(torch.arange(taken.tokens, device=mask.device).expand(taken.count, -1), owner, (1,) * taken.count)
 
 
-def _positions(body: Anatomy, batch: Batch, outcome: Outcome) -> Tensor:
+def positions(body: Anatomy, batch: Batch, outcome: Outcome) -> Tensor:
+    """The tokens whose distributions are the outcome: bool `[inputs, tokens]`."""
     ids, real = batch["input_ids"], batch.get("attention_mask")
     real = torch.ones_like(ids, dtype=torch.bool) if real is None or real.ndim != 2 else real.bool()
     chosen = batch.get("positions")
@@ -124,7 +125,7 @@ def _mask_token(body: Anatomy) -> int:
         from transformers import AutoTokenizer
 
         try:
-            token = AutoTokenizer.from_pretrained(name, local_files_only=True).mask_token_id
+            token = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False).mask_token_id
         except (OSError, ValueError):
             token = None
     if token is None:

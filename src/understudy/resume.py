@@ -24,6 +24,7 @@ from understudy.surgery import answering, hooked, replaced
 Reducer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 BUDGET = 2**30  # bytes above the model's own
+_SCATTERED = 2**16  # numbers of an input's logits below which a pass of its own costs more than a copy
 CACHED = 2**20  # numbers of one activation that a CPU works on at its best: more leave its cache, fewer leave it idle
 
 
@@ -54,7 +55,7 @@ class Suffix:
         self.body, self.taken, self.reads, self.dtype, self.budget = body, taken, reads, dtype, budget
         self.layer = body.layers[layer]
         self.last = body.layers[-1]
-        self.evaluations = 0
+        self.evaluations = torch.zeros(taken.count, dtype=torch.int64)  # rows run, for each input
         state = taken.sites[layer]
         at_end = self.layer is self.last
         self._cells = reads.counts if at_end else (1,) * taken.count
@@ -98,7 +99,7 @@ class Suffix:
             parts.append(self._reduce(hidden, owner[rows], reduce))
             if advance is not None:
                 advance(len(owner[rows]))
-        self.evaluations += len(gates)
+        self.evaluations += owner.bincount(minlength=self.taken.count)
         return torch.cat(parts)
 
     def noise(self) -> Tensor:
@@ -132,7 +133,7 @@ class Suffix:
             found.append(self._reduce(hidden.detach(), owner[rows], reduce, pull))
             (gradient,) = torch.autograd.grad(hidden, output, pull)
             parts.append(self._along_units(gradient, owner[rows], row, cell))
-        self.evaluations += len(gates)
+        self.evaluations += owner.bincount(minlength=self.taken.count)
         return torch.cat(found), torch.cat(parts)
 
     def states(self, gates: Tensor, owner: Tensor, later: Mapping[int, Tensor], *, anew: bool = False) -> Tensor:
@@ -253,7 +254,10 @@ class Suffix:
         """The reducer's mean for each row. Into `pull`, if given, goes ∂D/∂hidden."""
         total: Tensor | None = None
         at_row = at_hidden = 0
-        for first, inputs, rows, each in self._bundles(owner):
+        bundles = list(self._bundles(owner))
+        if pull is None and len(bundles) > 1 and len(hidden) * self.classes < _SCATTERED * len(bundles):
+            return self._reduce_scattered(hidden, owner, reduce)
+        for first, inputs, rows, each in bundles:
             size = inputs * rows * each
             shape = (inputs, rows, each, *hidden.shape[1:])
             states = hidden[at_hidden : at_hidden + size].view(shape)
@@ -276,6 +280,21 @@ class Suffix:
                     here[:, r : r + tall] += value
             at_row, at_hidden = at_row + inputs * rows, at_hidden + size
         return torch.zeros(0) if total is None else total
+
+    def _reduce_scattered(self, hidden: Tensor, owner: Tensor, reduce: Reducer) -> Tensor:
+        """The same for inputs with few numbers and each its own number of rows: all through the head together."""
+        row, distribution = (index.to(hidden.device) for index in expand(owner, self.reads.counts))
+        parts = []
+        for start in range(0, len(hidden), step := self._at_once()):
+            span = slice(start, start + step)
+            which, place = distribution[span].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            dense = self._logits(self.final[which])
+            p = divergence.probabilities(dense)
+            parts.append(reduce(self._logits(hidden[span]), dense[place], p[place]))
+        found = torch.cat(parts)
+        total = found.new_zeros(len(owner), *found.shape[1:]).index_add_(0, row, found)
+        each = torch.tensor(self.reads.counts, device=found.device)[owner.to(found.device)]
+        return total / each.view(-1, *[1] * (found.ndim - 1))
 
     def _pull(self, states: Tensor, p: Tensor, pulled: Tensor) -> Tensor:
         """The logits; into `pulled` goes ∂KL/∂states, the head's backward of softmax(logits) − p."""

@@ -1,190 +1,237 @@
-"""The run's result: an xarray.Dataset in memory, or the same as a Zarr store on disk."""
+"""A run on disk: a Zarr store whose chunks are shards of inputs, each with its checksum; how it is read.
+
+What is read is never trusted: only the layout below is accepted, with codecs that cannot run code, and nothing outside
+the run's folder is opened.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import shutil
-import uuid
-import warnings
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
-from torch import Tensor
 
 from understudy import identity
-from understudy.anatomy import Anatomy
 from understudy.errors import UnderstudyError
-from understudy.identity import Protocol
-from understudy.inputs.batch import Inputs
 
-# Dimensions after `input`; every variable is float32.
-VARIABLES: dict[str, tuple[str, ...]] = {
-    "substitutability": ("layer", "source", "substitute"),
-    "compensation": ("layer", "source", "substitute"),
-    "damage": ("layer", "source", "substitute"),
-    "drop": ("layer", "source"),
-    "noise": ("layer",),
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of a run; `dims` come after `input`."""
+
+    dims: tuple[str, ...]
+    dtype: str
+    fill: Any
+    long_name: str
+
+
+MEASURED, PENDING = "measured", "pending"
+
+_PAIR = ("layer", "source", "substitute")
+VARIABLES = {
+    "substitutability": Variable(
+        _PAIR, "float32", np.nan, "S(i→j), the share of the source's damage that the substitute recovers"
+    ),
+    "compensation": Variable(_PAIR, "float32", np.nan, "the gate of the substitute that recovers most"),
+    "damage": Variable(_PAIR, "float32", np.nan, "D*(i→j), the KL divergence with that gate, as it was run"),
+    "drop": Variable(("layer", "source"), "float32", np.nan, "D_drop(i), the KL divergence with the source removed"),
+    "noise": Variable(("layer",), "float32", np.nan, "the KL divergence with all gates at one, in another batch shape"),
+    "evaluations": Variable(("layer",), "int64", 0, "downstream evaluations that were run"),
+    "seconds": Variable((), "float32", np.nan, "the time that the input took: its share of its batch"),
+    # Written last: a shard is there when its status is.
+    "status": Variable((), "object", PENDING, f"{MEASURED!r}, {PENDING!r}, or why the input has no numbers"),
 }
-LONG_NAMES = {
-    "substitutability": "S(i→j), the share of the source's damage that the substitute recovers",
-    "compensation": "the gate of the substitute that recovers most",
-    "damage": "D*(i→j), the KL divergence with that gate, as it was run",
-    "drop": "D_drop(i), the KL divergence with the source removed",
-    "noise": "the KL divergence with all gates at one, in another batch shape",
-}
+LOCK = ".lock"  # held by the process that writes
+BOOKKEEPING = ("budget", "finished")  # attributes for the process that writes, not for readers
+COORDINATES = ("input", "layer", "source", "substitute")
 
-# A chunk holds as many inputs as make about this many bytes of a matrix.
-_CHUNK = 2**20
+# What a chunk may be made of. Other codecs are refused: one of them unpickles what it reads.
+_CODECS = {"bytes", "zstd", "crc32c", "vlen-utf8"}
 
+# Attributes that readers rely on.
+_TEXTS = ("identity", "model", "model_class", "inputs", "skipped", "units", "search", "outcome", "dtype", "captured")
+_NUMBERS = ("threshold", "zero")
 
-class Run:
-    """A run being written. In memory, or beside its final place on disk until it is complete."""
+# More inputs, or larger chunks, are not believed: a few bytes could ask for all memory.
+_MOST_INPUTS, _MOST_NUMBERS = 2**24, 2**28
 
-    def __init__(self, path: Path | None, attributes: Mapping[str, Any], coords: Mapping[str, Any]) -> None:
-        self.path, self.attributes, self.evaluations = path, dict(attributes), 0
-        self.finished: xr.Dataset | None = None
-        self._partial = None if path is None else path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-        self._coords = dict(coords)
-        self._arrays: dict[str, Any] = {}
-        self._pending: list[dict[str, Any]] = []
-        self._written, self._chunk = 0, 1
-
-    @classmethod
-    def begin(
-        cls,
-        path: str | Path | None,
-        body: Anatomy,
-        inputs: Inputs,
-        protocol: Protocol,
-        dtype: torch.dtype,
-    ) -> Self:
-        """A new run; where `path` already holds the same one, that one, finished."""
-        units = {body.layers[layer].units for layer in protocol.layers}
-        if len(units) > 1:
-            raise UnderstudyError(
-                f"The layers have different numbers of heads ({sorted(units)}): measure those with the same number."
-            )
-        attributes = identity.attributes(body, inputs, protocol, dtype)
-        number = np.arange(units.pop())
-        coords = {
-            "input": np.array(inputs.ids, dtype=object),
-            "layer": np.array(protocol.layers),
-            "source": number,
-            "substitute": number,
-        }
-        target = None if path is None else Path(path).absolute()
-        run = cls(target, attributes, coords)
-        if target is not None and target.exists():
-            run.finished = _same_run(target, attributes)
-        return run
-
-    def __enter__(self) -> Self:
-        shapes = {name: len(value) for name, value in self._coords.items()}
-        if self._partial is None:
-            for name, dims in VARIABLES.items():
-                shape = tuple(shapes[dim] for dim in ("input", *dims))
-                self._arrays[name] = np.full(shape, np.nan, dtype=np.float32)
-            return self
-        try:
-            self._partial.parent.mkdir(parents=True, exist_ok=True)
-            self._create(shapes)
-        except OSError as problem:
-            self._discard()
-            raise UnderstudyError(f"{self.path} cannot be written: {problem.strerror or problem}.") from problem
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._discard()
-
-    def _create(self, shapes: Mapping[str, int]) -> None:
-        import zarr
-
-        # The layout is the final one from the start; xarray writes it without values, we fill it.
-        matrix = 4 * shapes["layer"] * shapes["source"] * shapes["substitute"]
-        self._chunk = max(1, min(shapes["input"], _CHUNK // matrix))
-        empty = xr.Dataset(coords=self._coords)
-        empty.to_zarr(self._partial, mode="w-", consolidated=False)
-        group = zarr.open_group(self._partial, mode="r+")
-        for name, dims in VARIABLES.items():
-            shape = tuple(shapes[dim] for dim in ("input", *dims))
-            self._arrays[name] = group.create_array(
-                name,
-                shape=shape,
-                chunks=(self._chunk, *shape[1:]),
-                dtype="float32",
-                fill_value=float("nan"),
-                dimension_names=("input", *dims),
-                attributes={"long_name": LONG_NAMES[name]},
-            )
-
-    def write(self, layers: Sequence[Mapping[str, Tensor]]) -> None:
-        """The variables of the next inputs, one mapping a layer; on disk, whole chunks at a time."""
-        block = {name: torch.stack([values[name] for values in layers], 1).float().numpy() for name in VARIABLES}
-        self._pending.append(block)
-        if sum(len(block["noise"]) for block in self._pending) >= self._chunk:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        whole = {name: np.concatenate([block[name] for block in self._pending]) for name in VARIABLES}
-        at = slice(self._written, self._written + len(whole["noise"]))
-        for name, value in whole.items():
-            self._arrays[name][at] = value
-        self._written, self._pending = at.stop, []
-
-    def finish(self, *, seconds: float) -> xr.Dataset:
-        """The finished run, opened lazily where it is on disk."""
-        self._flush()
-        attributes = {**self.attributes, "evaluations": self.evaluations, "seconds": round(seconds, 3)}
-        if self._partial is None or self.path is None:
-            variables = {
-                name: (("input", *dims), self._arrays[name], {"long_name": LONG_NAMES[name]})
-                for name, dims in VARIABLES.items()
-            }
-            return xr.Dataset(variables, self._coords, attributes)
-        import zarr
-
-        group = zarr.open_group(self._partial, mode="r+")
-        group.attrs.update(attributes)
-        with warnings.catch_warnings():
-            # zarr notes that other implementations may not know consolidated metadata; xarray warns without it.
-            warnings.simplefilter("ignore", UserWarning)
-            zarr.consolidate_metadata(self._partial)
-        if self.path.exists():
-            raise UnderstudyError(f"{self.path} appeared while this run was measured; it was left as it is.")
-        self._partial.rename(self.path)
-        return open_run(self.path)
-
-    def _discard(self) -> None:
-        if self._partial is not None and self._partial.exists():
-            shutil.rmtree(self._partial)
+_SLAB = 2**26  # bytes that a check reads at a time
 
 
-def open_run(path: str | Path) -> xr.Dataset:
-    """Open a run from its Zarr store, lazily.
+def dataset(values: Mapping[str, np.ndarray], coords: Mapping[str, Any], attributes: Mapping[str, Any]) -> xr.Dataset:
+    """A run in memory."""
+    variables = {
+        name: (("input", *VARIABLES[name].dims), value, {"long_name": VARIABLES[name].long_name})
+        for name, value in values.items()
+    }
+    return with_totals(xr.Dataset(variables, coords, dict(attributes)))
+
+
+def with_totals(run: xr.Dataset) -> xr.Dataset:
+    """The run with what all of its inputs took among its attributes."""
+    seconds = float(run["seconds"].sum())
+    return run.assign_attrs(evaluations=int(run["evaluations"].sum()), seconds=round(seconds, 3))
+
+
+def open_run(path: str | Path, *, verify: bool = True) -> xr.Dataset:
+    """Open a run from its Zarr store, lazily; of a run that is still being measured, the inputs that are done.
 
     >>> import understudy as us
     >>> run = us.open_run("understudy-demo/digits.zarr")  # doctest: +SKIP
+
+    verify: read every chunk once, so that damage shows here and not later.
     """
     where = Path(path)
     if not where.exists():
         raise UnderstudyError(f"There is no run at {where}.")
+    check_layout(where)
     try:
-        run: xr.Dataset = xr.open_zarr(where, chunks=None)
+        # Nothing in it needs decoding, and what needs none cannot fail later.
+        run = xr.open_zarr(where, chunks=None, consolidated=True, zarr_format=3, decode_cf=False)
+        status = run["status"].values.astype(object)
+        # zarr's own strings do not compare, sort or cast as those of pandas and NumPy do.
+        run = run.assign(status=run["status"].copy(data=status)).assign_coords(
+            input=("input", run["input"].values.astype(object), run["input"].attrs)
+        )
     except Exception as problem:
-        raise UnderstudyError(f"{where} is not a run of understudy, or is damaged.") from problem
-    missing = [name for name in VARIABLES if name not in run] + ["identity"] * ("identity" not in run.attrs)
-    if missing:
-        raise UnderstudyError(f"{where} is not a run of understudy: it has no {', '.join(missing)}.")
-    return run
+        raise UnderstudyError(f"{where} is not a run of understudy, or is damaged: {_first_line(problem)}") from problem
+    done = np.flatnonzero(status != PENDING)
+    if verify and (spans := damaged(where)):
+        raise UnderstudyError(
+            f"{where} is damaged: {named(run['input'].values, spans)} cannot be read. The command that measured it "
+            "measures these again."
+        )
+    if len(done) < len(status):
+        run = run.isel(input=done).assign_attrs(asked=len(status))  # still being measured
+    kept = {name: value for name, value in run.attrs.items() if name not in BOOKKEEPING}
+    return with_totals(run.drop_attrs(deep=False).assign_attrs(kept))
+
+
+def check_layout(path: Path) -> dict[str, Any]:
+    """The root's attributes, after a look at everything that decides what reading does."""
+    try:
+        root = json.loads((path / "zarr.json").read_text(encoding="utf-8"))
+        arrays = {name: _Array.of(found) for name, found in root["consolidated_metadata"]["metadata"].items()}
+        attributes = dict(root["attributes"])
+        skipped = json.loads(attributes.get("skipped", "{}"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise UnderstudyError(f"{path} is not a run of understudy, or is damaged.") from problem
+    missing = sorted({*VARIABLES, *COORDINATES} - set(arrays))
+    missing += [name for name in _TEXTS if not isinstance(attributes.get(name), str)]
+    missing += [name for name in _NUMBERS if not isinstance(attributes.get(name), int | float)]
+    if missing or not isinstance(skipped, dict):
+        raise UnderstudyError(f"{path} is not a run of understudy: it has no {', '.join(missing) or 'skipped'}.")
+    if strange := sorted(set(arrays) - {*VARIABLES, *COORDINATES}):
+        raise UnderstudyError(f"{path} is not a run of understudy: what is {strange[0]!r}?")
+    if codecs := sorted({codec for array in arrays.values() for codec in array.codecs} - _CODECS):
+        raise UnderstudyError(f"{path} uses the codec {codecs[0]!r}, which is not read: it may run code.")
+    sizes = {name: arrays[name].shape for name in COORDINATES}
+    for name, array in arrays.items():
+        dims = (name,) if name in COORDINATES else ("input", *VARIABLES[name].dims)
+        if array.shape != sum((sizes[dim] for dim in dims), ()) or not array.sensible:
+            raise UnderstudyError(f"{path} is damaged: {name} has the shape {array.shape}.")
+    _refuse_escape(path, arrays)
+    return attributes
+
+
+@dataclass(frozen=True)
+class _Array:
+    """What the metadata of an array says."""
+
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+    codecs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> _Array:
+        chunk = found["chunk_grid"]["configuration"]["chunk_shape"]
+        codecs = tuple(str(codec["name"]) for codec in found["codecs"])
+        return cls(tuple(map(int, found["shape"])), tuple(map(int, chunk)), codecs)
+
+    @property
+    def sensible(self) -> bool:
+        """Whether it can be what this package wrote."""
+        return (
+            len(self.shape) == len(self.chunk)
+            and all(0 <= size <= _MOST_INPUTS for size in self.shape)
+            and all(chunk >= 1 for chunk in self.chunk)
+            and math.prod(self.chunk) <= _MOST_NUMBERS
+        )
+
+
+def _refuse_escape(path: Path, names: Iterable[str]) -> None:
+    inside = path.resolve()
+    for name in (*names, "zarr.json"):
+        for part in (path / name, path / name / "zarr.json", path / name / "c"):
+            if part.is_symlink() and not part.resolve().is_relative_to(inside):
+                raise UnderstudyError(f"{path} leads outside itself ({part.relative_to(path)}): it is not read.")
+
+
+def damaged(path: Path) -> list[range]:
+    """The shards that say that they are done but cannot be read."""
+    import zarr
+
+    group = zarr.open_group(path, mode="r", zarr_format=3)
+    shards = list(spans(group))
+    try:
+        status = np.asarray(group["status"][:]).astype(object)
+        if all(_readable(group, part) for part in _slabs(group, shards, status)):
+            return []
+    except Exception:
+        status = None
+    return [shard for shard in shards if not _whole(group, shard, status)]
+
+
+def spans(group: Any) -> Iterator[range]:
+    """The shards of a run."""
+    count, size = group["status"].shape[0], group["status"].chunks[0]
+    return (range(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def named(ids: Sequence[Any], parts: Sequence[range], most: int = 3) -> str:
+    """Some inputs, by name."""
+    names = [str(ids[index]) for part in parts for index in part]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{'input' if len(names) == 1 else 'inputs'} {', '.join(names[:most])}{more}"
+
+
+def _slabs(group: Any, shards: Sequence[range], status: np.ndarray) -> Iterator[list[range]]:
+    """Shards that are done, as many at a time as are read at once."""
+    each = sum(array.dtype.itemsize * int(np.prod(array.shape[1:])) for _, array in group.arrays() if array.ndim > 1)
+    step = max(1, _SLAB // max(1, each * len(shards[0])))
+    done = [shard for shard in shards if (status[shard.start : shard.stop] != PENDING).any()]
+    return (done[start : start + step] for start in range(0, len(done), step))
+
+
+def _readable(group: Any, part: Sequence[range]) -> bool:
+    ours = (Path(group.store.root) / LOCK).exists()  # a copy that xarray wrote leaves out chunks without a value
+    for name in VARIABLES:
+        if ours and not all(chunk_file(group, name, shard).is_file() for shard in part):
+            return False
+        group[name][part[0].start : part[-1].stop]  # every checksum in it
+    return True
+
+
+def _whole(group: Any, shard: range, status: np.ndarray | None) -> bool:
+    try:
+        here = status[shard.start : shard.stop] if status is not None else group["status"][shard.start : shard.stop]
+        done = np.asarray(here).astype(object) != PENDING
+        return not done.any() or (bool(done.all()) and _readable(group, [shard]))
+    except Exception:  # whatever the codecs say of bytes that are not theirs
+        return False
+
+
+def chunk_file(group: Any, name: str, shard: range) -> Path:
+    """Where the chunk of a shard is."""
+    array = group[name]
+    key = str(array.metadata.encode_chunk_key((shard.start // array.chunks[0], *(0,) * (array.ndim - 1))))
+    return Path(group.store.root) / name / key
 
 
 def concat(runs: Sequence[xr.Dataset]) -> xr.Dataset:
@@ -210,14 +257,5 @@ def concat(runs: Sequence[xr.Dataset]) -> xr.Dataset:
     return joined.assign_attrs(attributes)
 
 
-def _same_run(path: Path, attributes: Mapping[str, Any]) -> xr.Dataset:
-    try:
-        there = open_run(path)
-    except UnderstudyError as problem:
-        raise UnderstudyError(f"{problem} It was left as it is: choose another output.") from problem
-    if there.attrs["identity"] == attributes["identity"]:
-        return there
-    raise UnderstudyError(
-        f"{path} holds a run that was made with other settings ({identity.difference(there.attrs, attributes)}). "
-        "It was left as it is: choose another output, or remove it."
-    )
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]

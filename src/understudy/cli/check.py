@@ -27,11 +27,12 @@ def check(
     head: given.HeadName = None,
     revision: given.Revision = None,
     allow_pickle: given.AllowPickle = False,
+    trust_remote_code: given.TrustRemoteCode = False,
 ) -> None:
     """Compare the engine with the model's own full forward, at every layer."""
     from understudy.checks import check as run_check
 
-    network = given.open_model(model, head, revision, allow_pickle)
+    network = given.OpenModel(model, head, revision, allow_pickle, trust_remote_code)()
     inputs = given.bundled_inputs(model, 3) if model in bundled.NAMES else None
     with err.status("checking every layer"):
         results = run_check(network, inputs, dtype=dtype)

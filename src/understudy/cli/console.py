@@ -5,15 +5,26 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
-from understudy.errors import UnderstudyError
+from understudy.errors import UnderstudyError, Unfinished
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,24 +32,24 @@ R = TypeVar("R")
 out = Console()
 err = Console(stderr=True)
 
-WRONG_USE = 2
-FAILED = 1
+FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 
 
 def verb(function: Callable[P, R]) -> Callable[P, R]:
-    """Say a wrong use in one sentence with exit code 2; let everything else fail loudly with 1."""
+    """Say a wrong use in one sentence with exit code 2, failed work with 1; let everything else fail loudly with 1."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         quiet_libraries()
         try:
-            return function(*args, **kwargs)
+            with _stoppable():
+                return function(*args, **kwargs)
         except UnderstudyError as problem:
             err.print(f"[bold red]error:[/] {_plain(str(problem))}", highlight=False, soft_wrap=True)
-            raise typer.Exit(WRONG_USE) from problem
+            raise typer.Exit(FAILED if isinstance(problem, Unfinished) else WRONG_USE) from problem
         except KeyboardInterrupt:
             err.print("stopped", highlight=False)
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
 
     return run
 
@@ -50,13 +61,53 @@ def progress(label: str) -> Iterator[Callable[[float, int], None]]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        _Rate(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=int(done), total=total)
+        begun = False
+
+        def report(done: float, total: int) -> None:
+            nonlocal begun
+            if begun:
+                bar.update(task, completed=done, total=total)
+            else:  # what an earlier process did says nothing about the rate
+                bar.reset(task, completed=int(done), total=total)
+            begun = True
+
+        yield report
+
+
+class _Rate(ProgressColumn):
+    """How many are done in a second, or in a minute."""
+
+    def render(self, task: Task) -> Text:
+        """The rate of a task."""
+        speed = task.finished_speed or task.speed
+        if speed is None:
+            return Text("")
+        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{60 * speed:.1f}/min", style="progress.data.speed")
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """A request to end, as schedulers send it, is an interrupt: what is done is kept, and said."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def quiet_libraries() -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from understudy.cli import arguments as given
-from understudy.cli.console import err, out, progress, verb
+from understudy.cli.console import INTERRUPTED, err, out, progress, verb
+from understudy.errors import UnderstudyError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from understudy.engines import Engine
 
 EXAMPLES = """
 **Examples**
@@ -17,10 +23,14 @@ EXAMPLES = """
 
 `understudy measure google/vit-base-patch16-224 --images photos/ --out vit.zarr`
 
-`understudy measure bert-base-uncased --head masked --masked-texts sentences.txt`
+`understudy measure bert-base-uncased --head masked --masked-texts sentences.txt --plan`
 
-`understudy measure ./my-llama --texts contexts/ --layers quarters --search grid:16`
+`understudy measure ./my-llama --texts contexts/ --layers quarters --search grid:16 --out llama.zarr`
+
+`understudy measure ./my-llama --texts contexts/ --out llama.zarr --engine ray --address auto --gpus 1`
 """
+
+_RUN, _CLUSTER = "The run", "A cluster"
 
 
 @verb
@@ -33,6 +43,7 @@ def measure(
     length: given.Length = 128,
     masks: given.Masks = 8,
     seed: given.Seed = 0,
+    skip_bad: given.SkipBad = False,
     layers: Annotated[str, typer.Option(help="last, all, quarters, or layers such as 0,5,-1.")] = "last",
     units: Annotated[str, typer.Option(help="What is removed and rescaled: heads.")] = "heads",
     search: Annotated[
@@ -40,59 +51,144 @@ def measure(
     ] = "refine",
     outcome: Annotated[str, typer.Option(help="What is compared: auto, classes, masked, next or last.")] = "auto",
     threshold: Annotated[float, typer.Option(help="A source is valid if removing it costs more than this KL.")] = 1e-5,
-    device: Annotated[str | None, typer.Option(help="Where to measure, for example cuda; by default the CPU.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Precision after the site: float32, float64, bfloat16.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Inputs captured at once; chosen by default.")] = None,
-    output: Annotated[Path | None, typer.Option("--out", help="A Zarr store to write.")] = None,
     head: given.HeadName = None,
     revision: given.Revision = None,
     allow_pickle: given.AllowPickle = False,
+    trust_remote_code: given.TrustRemoteCode = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="A Zarr store to write. The same command again goes on where it stopped.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what the run would take, and do not run it.", rich_help_panel=_RUN)
+    ] = False,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help="For --plan: operations a second, such as 4e14; by default a few rows are timed.", rich_help_panel=_RUN
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where to measure, for example cuda; by default the CPU.", rich_help_panel=_RUN),
+    ] = None,
+    device_map: given.DeviceMap = None,
+    offload_folder: given.OffloadFolder = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Inputs captured at once; chosen by default.", rich_help_panel=_RUN)
+    ] = None,
+    budget: Annotated[
+        float, typer.Option(help="GiB of memory to use above the model's own.", rich_help_panel=_RUN)
+    ] = 1.0,
+    shard: Annotated[
+        int | None,
+        typer.Option(help="Inputs that are written together; about half a minute's by default.", rich_help_panel=_RUN),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray.", rich_help_panel=_CLUSTER)] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="A Ray cluster that runs, or auto; without it one is started.", rich_help_panel=_CLUSTER),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Replicas of the model; by default all there is room for.", rich_help_panel=_CLUSTER),
+    ] = None,
+    gpus: Annotated[
+        float, typer.Option(help="GPUs of each replica; a fraction shares one.", rich_help_panel=_CLUSTER)
+    ] = 0.0,
+    cpus: Annotated[float, typer.Option(help="CPUs of each replica.", rich_help_panel=_CLUSTER)] = 1.0,
 ) -> None:
     """Measure the substitutability of every pair of heads, on each input."""
-    from understudy.cli.tables import provenance, summary_table
     from understudy.measurement import measure as run_measure
 
-    network = given.open_model(model, head, revision, allow_pickle)
-    inputs = given.open_inputs(
-        model,
-        network,
-        images=images,
-        texts=texts,
-        masked_texts=masked_texts,
-        count=count,
-        length=length,
-        masks=masks,
-        seed=seed,
+    network = given.OpenModel(
+        model, head, revision, allow_pickle, trust_remote_code, device_map, offload_folder and offload_folder.absolute()
     )
+    inputs = given.OpenInputs(model, images, texts, masked_texts, count, length, masks, seed, skip_bad)
+    asked: dict[str, Any] = {"layers": parse_layers(layers), "search": search, "outcome": outcome}
+    asked["budget"] = int(budget * 2**30)
+    if plan:
+        _print_plan(network, inputs, {**asked, "device": device, "dtype": dtype}, rate, workers or 1)
+        return
     there = output is not None and output.exists()
-    with progress(f"measuring {model}") as report:
-        run = run_measure(
-            network,
-            inputs,
-            layers=parse_layers(layers),
-            units=units,
-            search=search,
-            outcome=outcome,
-            threshold=threshold,
-            device=device,
-            dtype=dtype,
-            batch_size=batch_size,
-            out=output,
-            progress=report,
-        )
+    try:
+        with progress(f"measuring {model}") as report:
+            run = run_measure(
+                network.absolute(),
+                inputs.absolute(),
+                **asked,
+                units=units,
+                threshold=threshold,
+                device=device,
+                dtype=dtype,
+                batch_size=batch_size,
+                shard=shard,
+                out=output,
+                engine=_engine(engine, address, workers, gpus, cpus),
+                progress=report,
+            )
+    except KeyboardInterrupt:
+        err.print(f"stopped. {_kept(output)}", highlight=False, soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    _print_run(run, output, there)
+
+
+def _engine(name: str, address: str | None, workers: int | None, gpus: float, cpus: float) -> str | Engine:
+    if name != "ray":
+        if address is not None or workers is not None or gpus:
+            raise UnderstudyError("--address, --workers and --gpus are for --engine ray.")
+        return name
+    from understudy.engines.ray import Ray
+
+    return Ray(address=address, workers=workers, gpus=gpus, cpus=cpus)
+
+
+def _kept(output: Path | None) -> str:
+    from understudy.store import open_run
+
+    if output is None:
+        return "Nothing was kept: --out RUN.zarr keeps what is done."
+    try:
+        done = open_run(output, verify=False)
+    except UnderstudyError:
+        return "Nothing was done yet."
+    count, asked = done.sizes["input"], done.attrs.get("asked", done.sizes["input"])
+    return f"{count} of {asked} inputs are kept in {output}; the same command goes on."
+
+
+def _print_run(run: xr.Dataset, output: Path | None, there: bool) -> None:
+    from understudy.cli.tables import provenance, summary_table
+
     out.print(provenance(run))
     out.print(summary_table(run))
     if float(run["substitutability"].notnull().sum()) == 0:
-        largest = float(run["drop"].max())
+        largest, threshold = float(run["drop"].max()), run.attrs["threshold"]
         out.print(
             f"no source is valid: the largest D_drop is {largest:.1e}, the threshold {threshold:g}", highlight=False
         )
-    if there:
-        out.print(f"{output} already held this run; it was opened as it is", highlight=False, soft_wrap=True)
-    elif output is not None:
-        out.print(f"wrote {output}", highlight=False, soft_wrap=True)
-    else:
+    if output is None:
         err.print("nothing was written; --out RUN.zarr keeps the run", style="dim", highlight=False)
+    else:
+        said = f"{output} already held this run" if there else f"wrote {output}"
+        out.print(said, highlight=False, soft_wrap=True)
+
+
+def _print_plan(
+    network: given.OpenModel, inputs: given.OpenInputs, asked: dict[str, Any], rate: float | None, workers: int
+) -> None:
+    from understudy.cli.tables import plan_table
+    from understudy.planning import plan
+
+    # A rate that is given needs no weights; else a few rows are timed here.
+    model = network.skeleton() if rate is not None else network()
+    with err.status("timing a few rows"):
+        said = plan(model, inputs(model), **asked, rate=rate, workers=workers)
+    out.print(plan_table(network.name, said, rate))
 
 
 def parse_layers(text: str) -> str | list[int]:

@@ -52,6 +52,8 @@ def show(
     from understudy.store import open_run
 
     opened = open_run(run)
+    if not opened.sizes["input"]:
+        raise UnderstudyError(f"No input of {run} is done yet, of {opened.attrs['asked']}: look again later.")
     print_run(out, opened, layer, input)
     if svg is not None:
         save_svg(opened, layer, input, svg)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import xarray as xr
 from rich import box
@@ -11,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from understudy.organize.summary import summary
+from understudy.planning import Plan
+from understudy.store import MEASURED
 
 # cividis at even steps: one scale for all readers, colour-blind ones too.
 _SCALE = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 182, 104), (254, 232, 56))
@@ -27,12 +31,62 @@ def provenance(run: xr.Dataset) -> Text:
         + (f" (captured in {at['captured']})" if at["captured"] != at["dtype"] else "")
         + f", {at['evaluations']:,} downstream evaluations in {at['seconds']:.1f} s",
     ]
+    if "asked" in at:
+        lines.append(f"still being measured: these are {inputs} of {at['asked']} inputs")
+    lines += _left_out(run)
     noisy = int((100 * run["noise"].max("layer") > at["threshold"]).sum())
     if noisy:
         lines.append(
             f"on {noisy} inputs 100 times the noise is above the threshold {at['threshold']:g} and replaces it"
         )
     return Text("\n".join(lines))
+
+
+def _left_out(run: xr.Dataset) -> list[str]:
+    """Inputs without numbers, and files that were skipped, named with the reason."""
+    lines = []
+    status = run["status"].values.astype(str)
+    without = [(str(name), why) for name, why in zip(run["input"].values, status, strict=True) if why != MEASURED]
+    skipped = list(json.loads(run.attrs.get("skipped", "{}")).items())
+    for what, named in (("could not be measured", without), ("were skipped", skipped)):
+        if named:
+            shown = "; ".join(f"{name}: {why}" for name, why in named[:3])
+            lines.append(f"{len(named)} inputs {what} ({shown}{'; ...' if len(named) > 3 else ''})")
+    return lines
+
+
+def plan_table(name: str, plan: Plan, rate: float | None) -> Table:
+    """What a run will take."""
+    layers = len(plan.layers)
+    table = Table(
+        title=f"{name}: {plan.inputs:,} inputs, {layers} layer{'s' * (layers != 1)} of {plan.units} heads, "
+        f"search {plan.search}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_header=False,
+        padding=(0, 1),
+    )
+    table.add_row("downstream evaluations", f"{plan.evaluations:,.0f}")
+    table.add_row("floating-point operations", f"{plan.flops:.2e}")
+    at = f"at {rate:.1e} operations a second" if rate is not None else "on this machine, by timing a few rows"
+    table.add_row("time", f"{_duration(plan.seconds)} {at}")
+    table.add_row("memory", f"{_size(plan.weights)} of weights, and at most {_size(plan.budget)}")
+    table.add_row("on disk", f"{_size(plan.disk)} before compression")
+    return table
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:,.1f} h"
+
+
+def _size(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.1f} {unit}" if unit != "bytes" else f"{size:,.0f} bytes"
+        size /= 1024
+    return f"{size:,.1f} TiB"
 
 
 def summary_table(run: xr.Dataset) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torch import Tensor
 from understudy.errors import UnderstudyError
 
 Batch = dict[str, Tensor]
+
+# What happens to an input that cannot be read: the whole is refused, or it is left out and named.
+Bad = Literal["refuse", "skip"]
 
 # Keys that belong to the measurement; the model's forward never sees them.
 ASIDE = ("positions", "labels")
@@ -29,13 +33,14 @@ class Inputs:
     forward takes (`pixel_values`, or `input_ids` with `attention_mask`) and optionally
     `positions` (bool, `[inputs, tokens]`: the tokens whose distributions are the outcome)
     and `labels`. `about` says where the inputs come from and is stored with every result. `content` gives the bytes
-    that an input is told by, where that is cheaper than loading it.
+    that an input is told by, where that is cheaper than loading it. `skipped` names what was left out, and why.
     """
 
     ids: tuple[str, ...]
     load: Callable[[Sequence[int]], Batch]
     about: Mapping[str, str | int] = field(default_factory=dict)
     content: Callable[[int], bytes] | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.ids:
@@ -89,7 +94,7 @@ class Inputs:
             return self.content(chosen[index])
 
         names = tuple(self.ids[index] for index in chosen)
-        return Inputs(names, load, self.about, content if self.content is not None else None)
+        return Inputs(names, load, self.about, content if self.content is not None else None, self.skipped)
 
     def fingerprint(self) -> str:
         """A hash of the content of every input, independent of how they are batched."""
@@ -118,3 +123,10 @@ def as_inputs(inputs: Inputs | Mapping[str, Tensor]) -> Inputs:
             f"Inputs are made by images(...), texts(...), ..., or are a batch dict; {_described(inputs)} was given."
         )
     return inputs if isinstance(inputs, Inputs) else Inputs.of(inputs)
+
+
+def checked_bad(bad: str) -> Bad:
+    """The word, if it is one of the two."""
+    if bad not in ("refuse", "skip"):
+        raise UnderstudyError(f"bad={bad!r} is not possible: say 'refuse' or 'skip'.")
+    return bad  # type: ignore[return-value]

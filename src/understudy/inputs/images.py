@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,29 @@ from torch import nn
 from understudy import bundled
 from understudy.anatomy import anatomy, family_key
 from understudy.errors import UnderstudyError
-from understudy.inputs.batch import Batch, Inputs
+from understudy.inputs.batch import Bad, Batch, Inputs, checked_bad
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
+_DECODED = 64  # images that are looked at together
 
-def images(folder: str | Path, model: nn.Module, *, count: int | None = None, processor: Any | None = None) -> Inputs:
+
+def images(
+    folder: str | Path,
+    model: nn.Module,
+    *,
+    count: int | None = None,
+    processor: Any | None = None,
+    bad: Bad = "refuse",
+) -> Inputs:
     """The images below a folder, in the order of their paths, which are their ids.
 
     >>> import understudy as us
     >>> inputs = us.images("photos/", model)  # doctest: +SKIP
 
-    Images are read when they are measured. `processor` is by default the one that belongs to the model's name: an
-    image processor of transformers, or timm's evaluation transform.
+    Every image is decoded once at the start, so that a corrupt one shows before hours were spent; `bad` says whether
+    it is refused or skipped and named in `Inputs.skipped`. `processor` is by default the one that belongs to the
+    model's name: an image processor of transformers, or timm's evaluation transform.
     """
     body = anatomy(model)
     if body.reads_text:
@@ -35,19 +46,50 @@ def images(folder: str | Path, model: nn.Module, *, count: int | None = None, pr
     files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise UnderstudyError(f"There are no images in {root}: files ending in {', '.join(SUFFIXES)} are read.")
-    if count is not None:
-        if not 1 <= count <= len(files):
-            raise UnderstudyError(
-                f"{count} images were asked for; {root} holds {len(files)}: ask for 1 to {len(files)}."
-            )
-        files = files[:count]
+    if count is not None and not 1 <= count <= len(files):
+        raise UnderstudyError(f"{count} images were asked for; {root} holds {len(files)}: ask for 1 to {len(files)}.")
+    good, skipped = _readable(files, root, count, checked_bad(bad))
+    files = list(good.values())
+    if not files:
+        raise UnderstudyError(f"None of the {len(skipped)} images in {root} can be read.")
     prepare = _prepare(body.model, processor)
 
     def load(indices: Sequence[int]) -> Batch:
         return {"pixel_values": torch.stack([prepare(_open(files[index])) for index in indices])}
 
-    names = tuple(path.relative_to(root).as_posix() for path in files)
-    return Inputs(names, load, {"kind": "images"}, lambda index: files[index].read_bytes())
+    about: dict[str, str | int] = {"kind": "images", **({"skipped": len(skipped)} if skipped else {})}
+    return Inputs(tuple(good), load, about, lambda index: files[index].read_bytes(), skipped)
+
+
+def _readable(files: Sequence[Path], root: Path, count: int | None, bad: Bad) -> tuple[dict[str, Path], dict[str, str]]:
+    """The first `count` files that decode, by name, and what is wrong with those before them that do not."""
+    good: dict[str, Path] = {}
+    skipped: dict[str, str] = {}
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, len(files), _DECODED):
+            part = files[start : start + _DECODED]
+            for path, problem in zip(part, pool.map(_problem, part), strict=True):
+                if count is not None and len(good) == count:
+                    return good, skipped
+                name = path.relative_to(root).as_posix()
+                if problem is None:
+                    good[name] = path
+                elif bad == "refuse":
+                    raise UnderstudyError(
+                        f"{path} cannot be read as an image: {problem}. Mend or remove it, or leave such files out "
+                        "with bad='skip' (--skip-bad)."
+                    )
+                else:
+                    skipped[name] = problem
+    return good, skipped
+
+
+def _problem(path: Path) -> str | None:
+    try:
+        _open(path)
+    except UnderstudyError as problem:
+        return str(problem.__cause__)
+    return None
 
 
 def _open(path: Path) -> Any:
@@ -56,7 +98,7 @@ def _open(path: Path) -> Any:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except OSError as problem:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:  # as its decoders say it
         raise UnderstudyError(f"{path} cannot be read as an image: {problem}.") from problem
 
 
@@ -69,8 +111,9 @@ def _prepare(model: nn.Module, processor: Any | None) -> Any:
         from transformers import AutoImageProcessor
 
         name = str(getattr(model, "name_or_path", ""))
+        where = bundled.folder(name) if name in bundled.NAMES else name
         try:
-            processor = AutoImageProcessor.from_pretrained(bundled.folder(name) if name in bundled.NAMES else name)
+            processor = AutoImageProcessor.from_pretrained(where, trust_remote_code=False)
         except (OSError, ValueError, ImportError) as problem:
             raise UnderstudyError(
                 f"No image processor belongs to {name or type(model).__name__}: pass one with processor=..."

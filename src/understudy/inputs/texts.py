@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from understudy.anatomy import anatomy
 from understudy.errors import UnderstudyError
-from understudy.inputs.batch import Batch, Inputs
+from understudy.inputs.batch import Bad, Batch, Inputs, checked_bad
 
 Source = str | Path | Sequence[str]
 
 
 def texts(
-    source: Source, model: nn.Module, *, length: int = 128, count: int | None = None, tokenizer: Any | None = None
+    source: Source,
+    model: nn.Module,
+    *,
+    length: int = 128,
+    count: int | None = None,
+    tokenizer: Any | None = None,
+    bad: Bad = "refuse",
 ) -> Inputs:
     """Texts, each cut to its first `length` tokens.
 
@@ -28,11 +36,17 @@ def texts(
 
     source: a folder (each .txt file is a text), a file (each line is a text), or a list of strings.
     tokenizer: by default the one that belongs to the model's name.
+    bad: whether a text that is empty, has no tokens or is not UTF-8 is refused, or skipped and named in
+        `Inputs.skipped`.
     """
     tokenizer = tokenizer or _tokenizer(model)
-    named = _named(source, count)
-    tokens = {name: _tokens(tokenizer, name, text, length) for name, text in named}
-    return _inputs(tokenizer, tokens, {}, {"kind": "texts", "length": length})
+    _checked_length(length)
+
+    def tokens(name: str, text: str) -> _Text:
+        return _Text(_tokens(tokenizer, name, text, length))
+
+    found, skipped = _gathered(source, count, checked_bad(bad), tokens)
+    return _inputs(tokenizer, found, {"kind": "texts", "length": length}, skipped)
 
 
 def masked_texts(
@@ -44,13 +58,14 @@ def masked_texts(
     length: int = 128,
     count: int | None = None,
     tokenizer: Any | None = None,
+    bad: Bad = "refuse",
 ) -> Inputs:
     """Texts with `masks` tokens of each masked, the same ones for the same text and seed.
 
     >>> import understudy as us
     >>> inputs = us.masked_texts("sentences.txt", model, masks=8)  # doctest: +SKIP
 
-    Special tokens are never masked; a text with fewer tokens has all of its others masked.
+    Special tokens are never masked; a text with fewer tokens has all of its others masked. The rest is as in `texts`.
     """
     tokenizer = tokenizer or _tokenizer(model)
     if tokenizer.mask_token_id is None:
@@ -59,69 +74,90 @@ def masked_texts(
         )
     if masks < 1:
         raise UnderstudyError(f"masks must be at least 1, but {masks} was given.")
-    tokens, chosen = {}, {}
-    for name, text in _named(source, count):
+    _checked_length(length)
+
+    def masked(name: str, text: str) -> _Text:
         ids = _tokens(tokenizer, name, text, length)
-        special = tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
-        places = [place for place, is_special in enumerate(special) if not is_special]
-        if not places:
+        special = tokenizer.get_special_tokens_mask(ids.tolist(), already_has_special_tokens=True)
+        places = np.flatnonzero(np.asarray(special) == 0)
+        if not len(places):
             raise UnderstudyError(f"Text {name!r} has no token that can be masked.")
         digest = hashlib.sha256(f"{seed} {text}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        order = torch.randperm(len(places), generator=generator)[:masks].tolist()
-        chosen[name] = {places[index] for index in order}
-        tokens[name] = [tokenizer.mask_token_id if i in chosen[name] else token for i, token in enumerate(ids)]
+        chosen = places[torch.randperm(len(places), generator=generator)[:masks].numpy()]
+        ids[chosen] = tokenizer.mask_token_id
+        return _Text(ids, chosen)
+
+    found, skipped = _gathered(source, count, checked_bad(bad), masked)
     about: dict[str, str | int] = {"kind": "masked_texts", "masks": masks, "seed": seed, "length": length}
-    return _inputs(tokenizer, tokens, chosen, about)
+    return _inputs(tokenizer, found, about, skipped)
 
 
-def _inputs(
-    tokenizer: Any, tokens: dict[str, list[int]], masked: dict[str, set[int]], about: dict[str, str | int]
-) -> Inputs:
-    names = tuple(tokens)
+@dataclass(frozen=True)
+class _Text:
+    tokens: np.ndarray
+    masked: np.ndarray | None = None  # the places that are
+
+
+def _inputs(tokenizer: Any, texts: dict[str, _Text], about: dict[str, str | int], skipped: dict[str, str]) -> Inputs:
+    names = tuple(texts)
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
     def load(indices: Sequence[int]) -> Batch:
-        rows = [tokens[names[index]] for index in indices]
-        longest = max(map(len, rows))
-
-        def padded(values: list[list[int]], filler: int) -> Tensor:  # on the right
-            return torch.tensor([row + [filler] * (longest - len(row)) for row in values])
-
-        batch = {
-            "input_ids": padded(rows, padding),
-            "attention_mask": padded([[1] * len(row) for row in rows], 0),
-        }
-        if masked:
-            places = [masked[names[index]] for index in indices]
-            batch["positions"] = torch.tensor([[i in row for i in range(longest)] for row in places])
+        rows = [texts[names[index]] for index in indices]
+        longest = max(len(row.tokens) for row in rows)
+        ids = np.full((len(rows), longest), padding, dtype=np.int64)  # padded on the right
+        real, masked = np.zeros_like(ids), np.zeros_like(ids, dtype=bool)
+        for index, row in enumerate(rows):
+            ids[index, : len(row.tokens)], real[index, : len(row.tokens)] = row.tokens, 1
+            if row.masked is not None:
+                masked[index, row.masked] = True
+        batch = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(real)}
+        if masked.any():
+            batch["positions"] = torch.from_numpy(masked)
         return batch
 
-    return Inputs(names, load, about)
+    return Inputs(names, load, about | ({"skipped": len(skipped)} if skipped else {}), skipped=skipped)
 
 
-def _named(source: Source, count: int | None) -> list[tuple[str, str]]:
-    found = list(_read(source))
-    if not found:
+def _gathered(
+    source: Source, count: int | None, bad: Bad, prepare: Callable[[str, str], _Text]
+) -> tuple[dict[str, _Text], dict[str, str]]:
+    """The first `count` texts that can be prepared, by name, and what is wrong with those before them that cannot."""
+    there = list(_read(source))
+    if not there:
         raise UnderstudyError(f"There are no texts in {source}: a folder needs .txt files, a file lines.")
-    for name, text in found:
-        if not text.strip():
-            raise UnderstudyError(f"Text {name!r} is empty.")
-    if count is not None and not 1 <= count <= len(found):
-        raise UnderstudyError(f"{count} texts were asked for; there are {len(found)}: ask for 1 to {len(found)}.")
-    return found[:count]
+    if count is not None and not 1 <= count <= len(there):
+        raise UnderstudyError(f"{count} texts were asked for; there are {len(there)}: ask for 1 to {len(there)}.")
+    found: dict[str, _Text] = {}
+    skipped: dict[str, str] = {}
+    for name, content in there:
+        if len(found) == count:
+            break
+        try:
+            text = _decoded(name, content)
+            found[name] = prepare(name, text)
+        except UnderstudyError as problem:
+            if bad == "refuse":
+                raise UnderstudyError(
+                    f"{problem} Mend or remove it, or leave such texts out with bad='skip' (--skip-bad)."
+                ) from problem
+            skipped[name] = str(problem)
+    if not found:
+        raise UnderstudyError(f"None of the {len(there)} texts in {source} can be used. {next(iter(skipped.values()))}")
+    return found, skipped
 
 
-def _read(source: Source) -> Iterator[tuple[str, str]]:
+def _read(source: Source) -> Iterator[tuple[str, str | bytes | Path]]:
+    """Names, and what holds each text."""
     if not isinstance(source, str | Path):
         yield from ((str(index), text) for index, text in enumerate(source))
         return
     path = Path(source)
     if path.is_dir():
-        for file in sorted(path.rglob("*.txt")):
-            yield file.relative_to(path).as_posix(), file.read_text(encoding="utf-8")
+        yield from ((file.relative_to(path).as_posix(), file) for file in sorted(path.rglob("*.txt")))
     elif path.is_file():
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
             if line.strip():
                 yield f"{path.name}:{number}", line
     else:
@@ -130,11 +166,27 @@ def _read(source: Source) -> Iterator[tuple[str, str]]:
         )
 
 
-def _tokens(tokenizer: Any, name: str, text: str, length: int) -> list[int]:
-    ids: list[int] = tokenizer(text, truncation=True, max_length=length)["input_ids"]
-    if not ids:
+def _decoded(name: str, content: str | bytes | Path) -> str:
+    raw = content.read_bytes() if isinstance(content, Path) else content
+    try:
+        text = raw.decode("utf-8") if isinstance(raw, bytes) else raw
+    except UnicodeDecodeError as problem:
+        raise UnderstudyError(f"Text {name!r} is not UTF-8 ({problem.reason} at byte {problem.start}).") from problem
+    if not text.strip():
+        raise UnderstudyError(f"Text {name!r} is empty.")
+    return text
+
+
+def _tokens(tokenizer: Any, name: str, text: str, length: int) -> np.ndarray:
+    ids = np.asarray(tokenizer(text, truncation=True, max_length=length)["input_ids"], dtype=np.int32)
+    if not len(ids):
         raise UnderstudyError(f"Text {name!r} has no tokens.")
     return ids
+
+
+def _checked_length(length: int) -> None:
+    if length < 1:
+        raise UnderstudyError(f"length must be at least 1, but {length} was given.")
 
 
 def _tokenizer(model: nn.Module) -> Any:
@@ -148,7 +200,7 @@ def _tokenizer(model: nn.Module) -> Any:
     name = str(getattr(body.model, "name_or_path", ""))
     where = str(bundled.folder(name)) if name in bundled.NAMES else name
     try:
-        return AutoTokenizer.from_pretrained(where)
+        return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as problem:
         raise UnderstudyError(
             f"No tokenizer belongs to {name or type(model).__name__}: pass one with tokenizer=..."

@@ -11,7 +11,7 @@ import xarray as xr
 from understudy.errors import UnderstudyError
 from understudy.organize.aggregate import aggregate, rows, with_all
 from understudy.organize.bootstrap import interval, value
-from understudy.organize.organization import substitutability, thresholds
+from understudy.organize.organization import measured, substitutability, thresholds
 from understudy.organize.pooled import Array
 
 # What makes the numbers of two runs mean different things. The model and the search are what one compares.
@@ -58,7 +58,8 @@ def compare(
     _same_protocol(run_a, run_b)
     _same_inputs(run_a, run_b)
     layers = _common_layers(run_a, run_b)
-    a, b = (aggregate(run.sel(layer=layers), matched=matched, taus=taus, direction=False) for run in (run_a, run_b))
+    both = measured(run_a, run_b)
+    a, b = (aggregate(run.sel(layer=layers), matched=matched, taus=taus, direction=False) for run in both)
     names = [name for name in a.statistics if name not in a.same & b.same]
 
     def statistic(draws: Array) -> Array:  # [a, b and b minus a; columns, layers and all, resamples]

@@ -14,6 +14,7 @@ from understudy.organize.coverage import Invalid, coverage
 from understudy.organize.direction import gap, mean_known, one_sided, quantile_known
 from understudy.organize.oracles import matched_oracle, raw_oracle
 from understudy.organize.rank import effective_rank
+from understudy.store import MEASURED
 
 DIMS = ("input", "layer", "source", "substitute")
 # The levels at which the paper calls a relation strongly one-sided.
@@ -101,6 +102,20 @@ def substitutability(run: xr.Dataset) -> xr.DataArray:
     if S.sizes["input"] == 0 or S.sizes["layer"] == 0:
         raise UnderstudyError(f"The run is empty ({dict(S.sizes)}): measure at least one input at one layer.")
     return S.transpose(*DIMS)
+
+
+def measured(*runs: xr.Dataset) -> list[xr.Dataset]:
+    """The runs with those inputs alone that have numbers in every one of them; the others are in no mean."""
+    without: set[object] = set()
+    for run in runs:
+        if "status" in run:
+            without |= set(run["input"].to_numpy()[run["status"].to_numpy().astype(str) != MEASURED])
+    if not without:
+        return list(runs)
+    kept = [run.isel(input=[name not in without for name in run["input"].to_numpy()]) for run in runs]
+    if not kept[0].sizes["input"]:
+        raise UnderstudyError("No input of this run was measured: its `status` says why.")
+    return kept
 
 
 def each_layer(S: xr.DataArray) -> Iterator[Floats]:

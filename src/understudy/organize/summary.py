@@ -10,7 +10,7 @@ import xarray as xr
 
 from understudy.organize.aggregate import aggregate, rows, with_all
 from understudy.organize.bootstrap import interval, value
-from understudy.organize.organization import thresholds
+from understudy.organize.organization import measured, substitutability, thresholds
 from understudy.organize.pooled import Array
 
 
@@ -43,7 +43,7 @@ def summary(
     | `*_low`, `*_high` | the ends of the interval: inputs resampled with their values |
     | `valid` | share of source-input pairs that are valid |
     | `invalid`, `partial` | count of source-input pairs that are invalid; that have candidates which were not run |
-    | `inputs`, `empty` | count of inputs; of those without a valid source at the layer, which are in no mean |
+    | `inputs`, `empty` | count of measured inputs; of those without a valid source at the layer, which are in no mean |
 
     The row "all" is the equal-weight mean over layers, never pooled; its counts are sums over layers, save `inputs`.
     Means are over what can be said; the counts tell the rest. The order of inputs does not matter.
@@ -57,6 +57,8 @@ def summary(
         seed: the same seed gives the same intervals.
 
     """
+    substitutability(run)  # what is no run is refused
+    (run,) = measured(run)
     found = aggregate(run, matched=matched, taus=taus)
     names = [name for name in found.statistics if name not in found.same]
 
