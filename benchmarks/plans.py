@@ -127,7 +127,7 @@ def rows(rate: float) -> Iterator[tuple[str, ...]]:
                 flops += plan.flops
                 seconds += plan.seconds
                 disk += plan.disk
-            hours = f"{seconds / 3600:,.1f} h" if seconds > 3600 else f"{seconds / 60:,.1f} min"
+            hours = f"{seconds / 3600:,.1f} h" if seconds > 3600 else f"{seconds:,.1f} s"
             yield (study.name, search, f"{evaluations:,.0f}", f"{flops:.1e}", hours, f"{disk / 2**20:,.0f} MiB")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import multiprocessing
 import os
 import random
@@ -255,19 +256,25 @@ def out_of_memory(folder: Path) -> str:
     said = folder / "said.json"
 
     def child() -> None:
-        import logging
-
         from transformers import GPT2Config, GPT2LMHeadModel
 
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        sizes = {"vocab_size": 40_000, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        sizes = {
+            "vocab_size": 40_000,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 64,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        }
         model = GPT2LMHeadModel(GPT2Config(**sizes, initializer_range=0.2)).eval()
         ids = torch.randint(40_000, (6, 48), generator=torch.Generator().manual_seed(0))
         options = {"layers": 0, "search": "grid:4", "shard": 2}
         truth = us.measure(model, {"input_ids": ids}, **options, budget=2**27)
         warned: list[str] = []
-        logging.getLogger("understudy").addFilter(lambda _: True)
+        logging.getLogger("understudy").setLevel(logging.WARNING)
         handler = logging.Handler()
         handler.emit = lambda record: warned.append(record.getMessage())
         logging.getLogger("understudy").addHandler(handler)
@@ -322,5 +329,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("understudy").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
     main()
