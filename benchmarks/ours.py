@@ -59,7 +59,7 @@ def rows(case: Case, *, inputs: int, repeats: int) -> tuple[list[Row], Limits]:
             read=read.counts[0] * read.tokens.shape[1],
             classes=suffix.classes,
         )
-        sampled = len(case.batch[next(iter(case.batch))]) * count if suffix.layer is suffix.last else 24
+        sampled = len(case.batch[next(iter(case.batch))]) * count if suffix.at_end else 24
         gates = torch.rand(sampled, heads)
         owner = torch.arange(suffix.taken.count).repeat_interleave(-(-sampled // suffix.taken.count))[:sampled]
         calls: dict[str, Callable[[], object]] = {
@@ -67,7 +67,7 @@ def rows(case: Case, *, inputs: int, repeats: int) -> tuple[list[Row], Limits]:
             "rows": lambda: suffix.resume(gates, owner),
             "resumed": lambda: suffix.resume(gates, owner, reduce=_first_logit),
         }
-        if suffix.layer is not suffix.last:
+        if not suffix.at_end:
             blocks, head = remaining(case)
             hidden = suffix.residual[:1].expand(sampled, -1, -1).clone()
             size = best_rows(lambda size: blocks(hidden[:size]), (1, 2, 4, 8, 16))
@@ -83,7 +83,7 @@ def rows(case: Case, *, inputs: int, repeats: int) -> tuple[list[Row], Limits]:
 
     searches = ["refine", "estimate"]
     exact = inputs * (shape.dense().flops + (count + 2) * shape.row(case.layer).flops)
-    if suffix.layer is suffix.last:  # short enough to be run whole
+    if suffix.at_end:  # short enough to be run whole
         searches.insert(0, "grid:31")
     for name in searches[-1:]:
         measured(name)()  # warmed up

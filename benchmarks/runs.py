@@ -34,20 +34,21 @@ RESULTS = Path("benchmarks/results")
 def storing() -> list[dict[str, Any]]:
     """The share of a run's time that goes into its store: begin, every shard, and the end."""
     settings = (
-        ("digits", us.digits(256), {"layers": "all"}),
-        ("digits", us.digits(256), {"layers": "last", "search": "estimate"}),
-        ("stdlib", us.stdlib(8, length=64), {"layers": "quarters"}),
+        ("digits", us.digits(599), {"layers": "last", "search": "estimate"}),
+        ("digits", us.digits(599), {"layers": "all"}),
+        ("stdlib", us.stdlib(32, length=64), {"layers": "quarters"}),
     )
     rows = []
     for name, inputs, options in settings:
         model = us.load(name)
-        us.measure(model, inputs.take([0]), **options)  # warmed up
+        with tempfile.TemporaryDirectory() as folder:
+            us.measure(model, inputs.take([0]), **options, out=Path(folder) / "run.zarr")  # warmed up
         with tempfile.TemporaryDirectory() as folder, _timed(Run, "__enter__", "write", "finish") as spent:
             began = time.perf_counter()
             us.measure(model, inputs, **options, out=Path(folder) / "run.zarr")
             seconds = time.perf_counter() - began
         size = {"model": name, "inputs": len(inputs), "search": "refine", **options}
-        rows.append({**size, "seconds": seconds, "storing": sum(spent) / seconds})
+        rows.append({**size, "seconds": seconds, "storing": sum(spent)})
     return rows
 
 
@@ -105,11 +106,12 @@ def ray_overhead(minutes: float) -> list[dict[str, Any]]:
     """Two Ray workers against two plain processes on half of the inputs each, from start to end."""
     command = [sys.executable, "-m", "benchmarks.runs", "--child"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    count = min(599, max(8, int(599 * minutes / 5)))
+    count, points = min(599, max(8, int(599 * minutes / 5))), 91  # as many as take so long
+    size = ["--inputs", str(count), "--points", str(points)]
     rows = []
     for kind, commands in (
-        ("two plain processes", [[*command, "half", "--inputs", str(count), "--half", str(half)] for half in (0, 1)]),
-        ("two Ray workers", [[*command, "ray", "--inputs", str(count)]]),
+        ("two plain processes", [[*command, "half", *size, "--half", str(half)] for half in (0, 1)]),
+        ("two Ray workers", [[*command, "ray", *size]]),
     ):
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
@@ -134,7 +136,7 @@ def _ray_child(options: argparse.Namespace) -> None:
     else:
         middle = options.inputs // 2
         inputs = inputs.take(range(middle) if options.half == 0 else range(middle, options.inputs))
-    us.measure(us.load("digits"), inputs, layers="all", search="grid:31", out=options.out, engine=engine)
+    us.measure(us.load("digits"), inputs, layers="all", search=f"grid:{options.points}", out=options.out, engine=engine)
 
 
 def plan() -> list[dict[str, Any]]:
@@ -177,7 +179,7 @@ def markdown(found: dict[str, Any]) -> str:
         for row in found["storing"]["rows"]:
             text.append(
                 f"| {row['model']} | {row['inputs']} | {row['layers']} | {row['search']} | {row['seconds']:.1f} | "
-                f"{row['storing']:.2%} |"
+                f"{row['storing']:.2f}, {row['storing'] / row['seconds']:.1%} |"
             )
     if "memory" in found:
         text += ["", "## Memory against the number of inputs", "| inputs | peak of the process |", "|---|---|"]
@@ -208,6 +210,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="about how long the runs of the Ray part take")
     parser.add_argument("--child", choices=("memory", "ray", "half"), help=argparse.SUPPRESS)
     parser.add_argument("--inputs", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--points", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--half", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

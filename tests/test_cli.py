@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from families import build
 from understudy.cli import app
 
-VERBS = ("demo", "check", "measure", "show", "train", "models")
+VERBS = ("demo", "check", "measure", "show", "reproduce", "train", "models")
 
 
 def run(*arguments):

@@ -226,7 +226,10 @@ def test_the_fingerprint_sees_one_weight_in_a_million():
         ({"layers": 3}, "Layer 3 is not there: ViTForImageClassification has 3 layers, 0 to 2"),
         ({"layers": "middle"}, "layers='middle' is not possible: say 'last', 'all', 'quarters'"),
         ({"layers": []}, "No layer was given"),
-        ({"units": "tokens"}, "units='tokens' is not possible: the units that can be gated are 'heads'"),
+        (
+            {"units": "tokens"},
+            "units='tokens' is not possible: the units that can be gated are 'heads', 'kv' and 'neurons:N'",
+        ),
         (
             {"search": "bisect"},
             "Search 'bisect' is not known: possible are 'refine', 'grid:N', 'screen:K', 'estimate' and 'estimate:K'",

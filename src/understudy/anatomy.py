@@ -43,6 +43,8 @@ class Family:
     heads: the number of heads, given the base model and a block.
     weights: whether `attention` returns attention weights beside its output.
     input: what the forward calls its input, where that is not the model's own `main_input_name`.
+    mlp, down: the module that computes the input of the MLP's own site, and that site: one of these paths.
+    attended: what answers in place of the attention when only the MLP is resumed, where that is not `attention`.
     """
 
     title: str
@@ -55,6 +57,9 @@ class Family:
     heads: Callable[[Any, Any], int] = lambda base, _block: int(base.config.num_attention_heads)
     weights: bool = True
     input: str | None = None
+    mlp: str = "mlp"
+    down: tuple[str, ...] = ("mlp.fc2", "mlp.down_proj")
+    attended: str | None = None
 
 
 _VIT = Family(
@@ -70,6 +75,9 @@ _BERT = Family(
     attention="attention.self",
     site="attention.output.dense",
     embeddings=("embeddings",),
+    mlp="intermediate",
+    down=("output.dense",),
+    attended="attention",
 )
 _LLAMA = Family(
     "Llama",
@@ -93,6 +101,8 @@ FAMILIES: dict[str, Family] = {
         embeddings=("embeddings", "encoder.embedding_hidden_mapping_in"),
         # Here the residual sum and its norm sit inside the attention module.
         close=lambda attention, hidden, projected: attention.LayerNorm(hidden + projected),
+        mlp="ffn",
+        down=("ffn_output",),
     ),
     "distilbert": Family(
         "DistilBERT",
@@ -100,8 +110,17 @@ FAMILIES: dict[str, Family] = {
         attention="attention",
         site="attention.out_lin",
         embeddings=("embeddings",),
+        mlp="ffn",
+        down=("ffn.lin2",),
     ),
-    "gpt2": Family("GPT-2", blocks=attrgetter("h"), attention="attn", site="attn.c_proj", embeddings=("wte", "wpe")),
+    "gpt2": Family(
+        "GPT-2",
+        blocks=attrgetter("h"),
+        attention="attn",
+        site="attn.c_proj",
+        embeddings=("wte", "wpe"),
+        down=("mlp.c_proj",),
+    ),
     "gpt_neox": Family(
         "GPT-NeoX, Pythia",
         blocks=attrgetter("layers"),
@@ -109,6 +128,7 @@ FAMILIES: dict[str, Family] = {
         site="attention.dense",
         embeddings=("embed_in",),
         beside=lambda config: "mlp" if config.use_parallel_residual else None,
+        down=("mlp.dense_4h_to_h",),
     ),
     "llama": _LLAMA,
     "mistral": replace(_LLAMA, title="Mistral"),
@@ -130,7 +150,11 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """One application of a block: its modules, and how its site's input is cut into units."""
+    """One application of a block: its modules, and how its site's input is cut into units.
+
+    attention: the module that computes the site's input; not run again. beside: another one whose output is kept.
+    pair, beside_pair: whether they return attention weights beside their output.
+    """
 
     index: int
     block: nn.Module
@@ -139,16 +163,46 @@ class Layer:
     beside: nn.Module | None
     units: int
     width: int  # of one unit
+    pair: bool = False
+    beside_pair: bool = False
+    close: Callable[[Any, Tensor, Tensor], Tensor] = _site_output
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """A model read through its family's entry."""
+    """A model read through its family's entry: `layers` are cut into heads, `sites` into the units asked for."""
 
     model: nn.Module
     base: nn.Module
     family: Family
     layers: tuple[Layer, ...]
+    sites: tuple[Layer, ...]
+
+    def cut(self, units: str) -> Anatomy:
+        """The same model with its sites cut into other units: "heads", "kv" or "neurons:N".
+
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=32, intermediate_size=48)
+        >>> body = anatomy(LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, vocab_size=50)))
+        >>> [body.cut(units).sites[0].units for units in ("heads", "kv", "neurons:6")]
+        [4, 2, 6]
+        """
+        kind, _, number = str(units).partition(":")
+        if units == "heads":
+            return replace(self, sites=self.layers)
+        if units == "kv":
+            groups = getattr(getattr(self.base, "config", None), "num_key_value_heads", None)
+            if groups is None:
+                raise UnderstudyError(
+                    f"units='kv' needs query heads that share keys and values, but {self.family.title} has none: "
+                    "say 'heads' or 'neurons:N'."
+                )
+            return replace(self, sites=tuple(_grouped(layer, int(groups)) for layer in self.layers))
+        if kind == "neurons" and number.isascii() and number.isdecimal() and int(number) > 0:
+            return replace(self, sites=tuple(_neurons(self.family, layer, int(number)) for layer in self.layers))
+        raise UnderstudyError(
+            f"units={units!r} is not possible: the units that can be gated are 'heads', 'kv' and 'neurons:N'."
+        )
 
     @property
     def device(self) -> torch.device:
@@ -261,7 +315,8 @@ def anatomy(model: nn.Module) -> Anatomy:
         blocks = family.blocks(base)
     except AttributeError as missing:
         raise UnderstudyError(f"{type(model).__name__} is not built as {family.title} is: {missing}.") from missing
-    return Anatomy(model, base, family, tuple(_layer(family, base, index, block) for index, block in enumerate(blocks)))
+    layers = tuple(_layer(family, base, index, block) for index, block in enumerate(blocks))
+    return Anatomy(model, base, family, layers, layers)
 
 
 def _layer(family: Family, base: nn.Module, index: int, block: nn.Module) -> Layer:
@@ -280,7 +335,35 @@ def _layer(family: Family, base: nn.Module, index: int, block: nn.Module) -> Lay
             f"The output projection of layer {index} reads {size} values, which {units} heads do not divide: "
             "the head count in the config does not fit the weights."
         )
-    return Layer(index, block, attention, site, beside, units, size // units)
+    return Layer(index, block, attention, site, beside, units, size // units, pair=family.weights, close=family.close)
+
+
+def _grouped(layer: Layer, groups: int) -> Layer:
+    """Query heads that share keys and values, as one unit: they lie side by side."""
+    return replace(layer, units=groups, width=layer.units * layer.width // groups)
+
+
+def _neurons(family: Family, layer: Layer, count: int) -> Layer:
+    """The MLP's hidden neurons in blocks, at its down projection; the attention answers what was captured."""
+    for path in family.down:
+        try:
+            site = attrgetter(path)(layer.block)
+            mlp = attrgetter(family.mlp)(layer.block)
+            break
+        except AttributeError:
+            continue
+    else:
+        raise UnderstudyError(
+            f"Layer {layer.index} ({type(layer.block).__name__}) has no down projection at {' or '.join(family.down)}: "
+            "its neurons cannot be gated."
+        )
+    size = site_width(site)
+    if size % count:
+        raise UnderstudyError(
+            f"The {size} neurons of layer {layer.index} cannot be cut into {count} equal blocks: choose a divisor."
+        )
+    attended = attrgetter(family.attended or family.attention)(layer.block)
+    return Layer(layer.index, layer.block, mlp, site, attended, count, size // count, beside_pair=family.weights)
 
 
 def site_width(site: nn.Module) -> int:

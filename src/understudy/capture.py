@@ -81,9 +81,9 @@ def capture(body: Anatomy, batch: Batch, layers: Iterable[int]) -> Capture:
         if layer in wanted:
             taken.sites[layer].inner, taken.sites[layer].out = args[0], output
 
-    def after_beside(_beside: nn.Module, _args: Any, output: Tensor) -> None:
+    def after_beside(_beside: nn.Module, _args: Any, output: Any) -> None:
         if layer in wanted:
-            taken.sites[layer].beside = output
+            taken.sites[layer].beside = output[0] if isinstance(output, tuple) else output
 
     def after_block(_block: nn.Module, _args: Any, output: Tensor) -> None:
         if layer == last:
@@ -95,9 +95,9 @@ def capture(body: Anatomy, batch: Batch, layers: Iterable[int]) -> Capture:
             # Before the user's own hooks on the block: these run again when the block does.
             yield block.register_forward_pre_hook(before_block, with_kwargs=True, prepend=True)
             yield block.register_forward_hook(after_block)
-        for site in {layer.site for layer in body.layers}:
+        for site in {layer.site for layer in body.sites}:
             yield site.register_forward_hook(after_site)
-        for beside in {layer.beside for layer in body.layers if layer.beside is not None}:
+        for beside in {layer.beside for layer in body.sites if layer.beside is not None}:
             yield beside.register_forward_hook(after_beside)
 
     with hooked(hooks()), _fitting(body, arguments):

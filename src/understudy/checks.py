@@ -49,6 +49,7 @@ def check(
     model: nn.Module,
     inputs: Inputs | Mapping[str, Tensor] | None = None,
     *,
+    units: str = "heads",
     dtype: str | torch.dtype | None = None,
     seed: int = 0,
 ) -> list[LayerCheck]:
@@ -58,10 +59,10 @@ def check(
     >>> all(layer.passed for layer in us.check(us.load("digits")))
     True
 
-    Without inputs, random ones are used. A half-precision model is checked in float32, since its own rounding would
-    hide any difference.
+    units: "heads", "kv" or "neurons:N". Without inputs, random ones are used. A half-precision model is checked in
+    float32, since its own rounding would hide any difference.
     """
-    body = anatomy(model)
+    body = anatomy(model).cut(units)
     outcome = outcomes.resolve(body, "auto")
     batch = (
         chance(body, seed=seed) if inputs is None else as_inputs(inputs).batch(range(min(3, len(as_inputs(inputs)))))
@@ -73,16 +74,16 @@ def check(
         taken = capture(body, batch, range(len(body.layers)))
         reads = outcomes.reads(body, taken, outcome, [str(index) for index in range(taken.count)])
         return [
-            _check_layer(body, batch, taken, Suffix(body, taken, layer.index, reads, dtype=body.dtype), seed)
+            _check_layer(body, batch, taken, Suffix(body, taken, layer.index, reads, dtype=body.dtype), seed, units)
             for layer in body.layers
         ]
 
 
-def _check_layer(body: Anatomy, batch: Batch, taken: Capture, suffix: Suffix, seed: int) -> LayerCheck:
+def _check_layer(body: Anatomy, batch: Batch, taken: Capture, suffix: Suffix, seed: int, units: str) -> LayerCheck:
     layer = suffix.layer
     gates = 2 * torch.rand(layer.units, generator=torch.Generator().manual_seed(seed + layer.index))
-    full = _full(body, batch, suffix, {(layer.index, u): float(g) for u, g in enumerate(gates)})
-    dense = _full(body, batch, suffix, {})
+    full = _full(body, batch, suffix, {(layer.index, u): float(g) for u, g in enumerate(gates)}, units)
+    dense = _full(body, batch, suffix, {}, units)
     if not bool(dense.isfinite().all()):
         raise UnderstudyError(
             f"The logits of {body.name} are not numbers: its weights or these inputs hold NaN or infinity."
@@ -104,10 +105,10 @@ def _check_layer(body: Anatomy, batch: Batch, taken: Capture, suffix: Suffix, se
     )
 
 
-def _full(body: Anatomy, batch: Batch, suffix: Suffix, gates: dict[tuple[int, int], float]) -> Tensor:
+def _full(body: Anatomy, batch: Batch, suffix: Suffix, gates: dict[tuple[int, int], float], units: str) -> Tensor:
     arguments = {key: value.to(body.device) for key, value in batch.items() if key not in ASIDE}
     arguments = {k: v.to(body.dtype) if v.is_floating_point() else v for k, v in arguments.items()}
-    with gated(body.model, gates):
+    with gated(body.model, gates, units=units):
         logits = head.output_logits(body, body.run(arguments))
     if logits.ndim == 2:
         return logits

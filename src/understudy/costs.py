@@ -115,7 +115,7 @@ class Shape:
         before = _weights(inside)
         return cls(
             layers=len(body.layers),
-            units=layer.units,
+            units=body.sites[-1].units,
             width=width,
             inner=layer.units * layer.width,
             before=before,
@@ -126,7 +126,7 @@ class Shape:
             tokens=tokens,
             distributions=distributions,
             read=read,
-            parallel=layer.beside is not None,
+            parallel=body.sites[-1].beside is not None,
         )
 
     def row(self, layer: int) -> Work:

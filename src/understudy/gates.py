@@ -23,7 +23,7 @@ def spread(gates: Tensor, layer: Layer) -> Tensor:
 
 
 @contextmanager
-def gated(model: nn.Module, gates: Gates) -> Iterator[nn.Module]:
+def gated(model: nn.Module, gates: Gates, *, units: str = "heads") -> Iterator[nn.Module]:
     """Run or generate under an intervention: `(layer, unit) -> gate`.
 
     >>> import understudy as us
@@ -32,13 +32,14 @@ def gated(model: nn.Module, gates: Gates) -> Iterator[nn.Module]:
     ...     logits = model(**us.digits(4).batch(range(4))).logits
 
     A gate of 1 leaves a unit as it is, 0 removes it, any other number rescales its contribution to the residual
-    stream. Layers count from zero, negatives from the end. The gates hold for every forward inside the `with`,
-    whatever mode the model is in; the model is as before after it. It is an error if no forward ran a gated layer.
+    stream. units: what is gated, "heads", "kv" or "neurons:N". Layers count from zero, negatives from the end. The
+    gates hold for every forward inside the `with`, whatever mode the model is in; the model is as before after it. It
+    is an error if no forward ran a gated layer.
     """
-    body = anatomy(model)
-    factors = _by_layer(body, gates)
+    body = anatomy(model).cut(units)
+    factors = _by_layer(body, gates, units)
     applications: dict[nn.Module, list[int]] = {}
-    for layer in body.layers:
+    for layer in body.sites:
         applications.setdefault(layer.site, []).append(layer.index)
     calls: dict[nn.Module, int] = dict.fromkeys(applications, 0)
     fired: set[int] = set()
@@ -58,7 +59,7 @@ def gated(model: nn.Module, gates: Gates) -> Iterator[nn.Module]:
         factor = factors[index].to(args[0].device, args[0].dtype)
         return (args[0] * factor, *args[1:])
 
-    sites = {body.layers[index].site for index in factors}
+    sites = {body.sites[index].site for index in factors}
     handles = [body.base.register_forward_pre_hook(restart)]
     handles += [site.register_forward_pre_hook(apply, prepend=True) for site in sites]
     with eager(model), hooked(handles):
@@ -71,20 +72,21 @@ def gated(model: nn.Module, gates: Gates) -> Iterator[nn.Module]:
         )
 
 
-def _by_layer(body: Anatomy, gates: Gates) -> dict[int, Tensor]:
+def _by_layer(body: Anatomy, gates: Gates, units: str) -> dict[int, Tensor]:
     factors: dict[int, Tensor] = {}
     for place, gate in gates.items():
         if not (isinstance(place, tuple) and len(place) == 2 and all(isinstance(number, int) for number in place)):
             raise UnderstudyError(f"A gate is set by (layer, unit), such as (-1, 3), but {place!r} was given.")
         index, unit = place
-        layer = body.layers[body.layer_index(index)]
+        layer = body.sites[body.layer_index(index)]
         if not 0 <= unit < layer.units:
             raise UnderstudyError(
-                f"Unit {unit} is not there: layer {layer.index} has {layer.units} heads, 0 to {layer.units - 1}."
+                f"Unit {unit} is not there: layer {layer.index} has {layer.units} {units.partition(':')[0]}, "
+                f"0 to {layer.units - 1}."
             )
         if not isinstance(gate, int | float) or not math.isfinite(gate):
             raise UnderstudyError(
                 f"The gate of unit {unit} at layer {layer.index} must be a finite number, not {gate!r}."
             )
         factors.setdefault(layer.index, torch.ones(layer.units))[unit] = float(gate)
-    return {index: spread(value, body.layers[index]) for index, value in factors.items()}
+    return {index: spread(value, body.sites[index]) for index, value in factors.items()}

@@ -56,7 +56,8 @@ def measure(
         worker of a cluster then opens its own.
     inputs: `understudy.images(...)`, `texts(...)`, ..., or a batch dict; or a function that makes them for the model.
     layers: "last", "all", "quarters", a layer or a list of layers; they count from zero, negatives from the end.
-    units: what is removed and rescaled: "heads".
+    units: what is removed and rescaled: "heads"; "kv", groups of query heads that share keys and values; "neurons:N",
+        the MLP's hidden neurons in N blocks.
     search: "refine", continuous, in few evaluations; "grid:N", N values of alpha over [0, 3], as in the paper;
         "estimate", in closed form, without running a pair; "estimate:K", with the K best of each source tried once;
         "screen:K", refine on the K best estimated substitutes; or a Search.
@@ -66,7 +67,7 @@ def measure(
     dtype: the precision of everything after a site; by default the model's own, and float32 for a half-precision one.
     batch_size: how many inputs are captured at once; by default what the budget allows.
     budget: bytes of memory to use above the model's own; less where memory runs out.
-    shard: how many inputs are written together; by default about half a minute's work.
+    shard: how many inputs are written together; by default about ten seconds' work.
     out: a Zarr store to write, shard by shard; the result is then opened from it lazily. The same call again goes on
         where it was interrupted, and returns a finished run at once.
     engine: "local"; "ray", which spreads the shards over a cluster; or an Engine, such as `engines.ray.Ray(...)`.

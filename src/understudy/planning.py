@@ -52,6 +52,7 @@ def plan(
     inputs: Inputs | Mapping[str, Tensor],
     *,
     layers: Layers = "last",
+    units: str = "heads",
     search: str | Search = "refine",
     outcome: str = "auto",
     device: str | torch.device | None = None,
@@ -69,7 +70,7 @@ def plan(
     rate: floating-point operations a second that the machine will reach; then no weights are needed. By default a few
     rows of the model are timed here, for a few seconds. workers: replicas that share the inputs.
     """
-    body, chosen, way = anatomy(model), as_inputs(inputs), as_search(search)
+    body, chosen, way = anatomy(model).cut(units), as_inputs(inputs), as_search(search)
     numbers, kind = resolve_layers(body, layers), outcomes.resolve(body, outcome)
     if workers < 1:
         raise UnderstudyError(f"workers must be at least 1, but {workers} was given.")
@@ -85,7 +86,7 @@ def plan(
         job = Job(
             open=lambda: (model, chosen.take(sample[:_TIMED])),
             layers=layers,
-            units="heads",
+            units=units,
             search=way,
             outcome=outcome,
             threshold=1e-5,

@@ -53,15 +53,15 @@ class Suffix:
         self, body: Anatomy, taken: Capture, layer: int, reads: Reads, *, dtype: torch.dtype, budget: int = BUDGET
     ) -> None:
         self.body, self.taken, self.reads, self.dtype, self.budget = body, taken, reads, dtype, budget
-        self.layer = body.layers[layer]
+        self.layer = body.sites[layer]
         self.last = body.layers[-1]
+        self.at_end = self.layer.index == self.last.index
         self.evaluations = torch.zeros(taken.count, dtype=torch.int64)  # rows run, for each input
         state = taken.sites[layer]
-        at_end = self.layer is self.last
-        self._cells = reads.counts if at_end else (1,) * taken.count
+        self._cells = reads.counts if self.at_end else (1,) * taken.count
 
         def cells(value: Tensor) -> Tensor:
-            return (reads.gather(value) if at_end else value).to(dtype)
+            return (reads.gather(value) if self.at_end else value).to(dtype)
 
         self.residual, self.inner = cells(state.residual), cells(state.inner)  # [cells, tokens, ...]
         self.beside = None if state.beside is None else cells(state.beside)
@@ -111,8 +111,12 @@ class Suffix:
         owner = torch.arange(self.taken.count).repeat_interleave(2)
         return self.resume(torch.ones(len(owner), self.layer.units), owner, anew=True).view(-1, 2).amax(-1)
 
-    def slopes(self, gates: Tensor, owner: Tensor, *, reduce: Reducer = kl_to_dense) -> tuple[Tensor, Tensor]:
+    def slopes(
+        self, gates: Tensor, owner: Tensor, *, reduce: Reducer = kl_to_dense, towards: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """What `resume` gives for each row, and ∂D/∂g of every unit, float64 `[rows, units]`, in one pass.
+
+        towards: a class for each distribution of the batch; then it is the slope of the cross-entropy with these.
 
         The head's backward runs in slices of distributions down to the final hidden states, with the gradient of the
         divergence known in closed form, `∂D/∂logits = softmax(logits) − p`; then one backward through the blocks, for
@@ -130,7 +134,7 @@ class Suffix:
             with torch.enable_grad():
                 hidden = self._onward(output.requires_grad_(), owner[rows], cell, {})
             pull = torch.empty_like(hidden)
-            found.append(self._reduce(hidden.detach(), owner[rows], reduce, pull))
+            found.append(self._reduce(hidden.detach(), owner[rows], reduce, pull, towards))
             (gradient,) = torch.autograd.grad(hidden, output, pull)
             parts.append(self._along_units(gradient, owner[rows], row, cell))
         self.evaluations += owner.bincount(minlength=self.taken.count)
@@ -149,12 +153,12 @@ class Suffix:
         """From the site's output to the final hidden states at the tokens read."""
         beside = None if self.beside is None else self.beside[cell]
         hidden = self._block(self.layer, self.residual[cell], output, beside)
-        if self.layer is self.last:
+        if self.at_end:
             return hidden
         inputs = owner.to(hidden.device)
         for layer in self.body.layers[self.layer.index + 1 : -1]:
             args, kwargs = self._call(layer, inputs)
-            with hooked(_gating(layer, later)):
+            with hooked(_gating(self.body.sites[layer.index], later)):
                 hidden = layer.block(hidden, *args, **kwargs)
         return self._last_block(hidden, owner, later)
 
@@ -200,19 +204,18 @@ class Suffix:
 
     def _block(self, layer: Layer, residual: Tensor, projected: Tensor, beside: Tensor | None = None) -> Tensor:
         """A block's own forward from a given output of its site; its attention does not run."""
-        family = self.body.family
 
         def attention(*args: Any, **kwargs: Any) -> Any:
             given = args[0] if args else kwargs["hidden_states"]
-            output = family.close(layer.attention, given, projected) if inside else given
-            return (output, None) if family.weights else output
+            output = layer.close(layer.attention, given, projected) if inside else given
+            return (output, None) if layer.pair else output
 
         inside = any(module is layer.site for module in layer.attention.modules())
         changes: list[tuple[object, str, Any]] = [(layer.attention, "forward", attention)]
         if not inside:
             changes += answering(layer.site, lambda *_: projected)
         if layer.beside is not None and beside is not None:
-            changes += answering(layer.beside, lambda *_: beside)
+            changes += answering(layer.beside, lambda *_, **__: (beside, None) if layer.beside_pair else beside)
         args, kwargs = self._call(layer, None)
         with replaced(changes):
             hidden: Tensor = layer.block(residual, *args, **kwargs)
@@ -225,7 +228,7 @@ class Suffix:
         row, tokens = row.to(hidden.device), self.reads.tokens[distribution.to(hidden.device)]
         inner = inner[row[:, None], tokens]  # [rows' distributions, n, units * width]
         if self.last.index in later:
-            inner = inner * spread(later[self.last.index], self.last)[row][:, None]
+            inner = inner * spread(later[self.last.index], self.body.sites[-1])[row][:, None]
         return self._block(self.last, hidden[row[:, None], tokens], self.last.site(inner))
 
     def _until_site(self, layer: Layer, hidden: Tensor, owner: Tensor) -> Tensor:
@@ -250,7 +253,20 @@ class Suffix:
 
     # From final hidden states to numbers.
 
-    def _reduce(self, hidden: Tensor, owner: Tensor, reduce: Reducer, pull: Tensor | None = None) -> Tensor:
+    def predictions(self) -> Tensor:
+        """The class that the dense model prefers, for each distribution of the batch."""
+        step = self._at_once()
+        starts = range(0, len(self.final), step)
+        return torch.cat([self._logits(self.final[start : start + step]).argmax(-1) for start in starts])
+
+    def _reduce(
+        self,
+        hidden: Tensor,
+        owner: Tensor,
+        reduce: Reducer,
+        pull: Tensor | None = None,
+        towards: Tensor | None = None,
+    ) -> Tensor:
         """The reducer's mean for each row. Into `pull`, if given, goes ∂D/∂hidden."""
         total: Tensor | None = None
         at_row = at_hidden = 0
@@ -271,7 +287,8 @@ class Suffix:
                         logits = self._logits(flat).view(*part.shape[:3], -1)
                     else:
                         pulled = pull[at_hidden : at_hidden + size].view(shape)[:, r : r + tall, g : g + wide]
-                        logits = self._pull(flat, p, pulled).view(*part.shape[:3], -1)
+                        aim = p if towards is None else self._certain(towards, first, inputs, each, g, g + wide)
+                        logits = self._pull(flat, aim, pulled).view(*part.shape[:3], -1)
                         pulled /= each
                     value = reduce(logits, dense, p).sum(2) / each  # [inputs, rows] or [inputs, rows, numbers]
                     if total is None:
@@ -337,6 +354,12 @@ class Suffix:
         dense = self._logits(states.reshape(-1, *self.final.shape[1:])).view(*states.shape[:2], -1)
         return dense, divergence.probabilities(dense)
 
+    def _certain(self, towards: Tensor, first: int, inputs: int, each: int, start: int, stop: int) -> Tensor:
+        """All of the probability on one class, shaped as `_reference` shapes that of the dense model."""
+        begin = sum(self.reads.counts[:first])
+        chosen = towards[begin : begin + inputs * each].view(inputs, each)[:, start:stop]
+        return nn.functional.one_hot(chosen, self.classes).to(self.dtype).unsqueeze(1)
+
     def _logits(self, hidden: Tensor) -> Tensor:
         """`[distributions, n, width] -> [distributions, classes]`."""
         answer = head.logits(self.body, hidden)
@@ -362,11 +385,11 @@ class Suffix:
 
     def _rows_at_once(self, *, kept: int = 1) -> int:
         """How many rows run together, if the activations of so many blocks are kept."""
-        tokens = max(self._cells) * self.inner.shape[1] if self.layer is self.last else self.taken.tokens
+        tokens = max(self._cells) * self.inner.shape[1] if self.at_end else self.taken.tokens
         widest = max(max(p.shape) for p in self.layer.block.parameters())
         floats = tokens * (8 * self.out.shape[-1] + 4 * widest)
         config = getattr(self.body.base, "config", None)
-        if self.layer is not self.last and getattr(config, "_attn_implementation", "sdpa") == "eager":
+        if not self.at_end and getattr(config, "_attn_implementation", "sdpa") == "eager":
             floats += 3 * self.layer.units * tokens**2
         rows = self.budget // 4 // (kept * floats * self.out.element_size())
         if self.out.device.type == "cpu":

@@ -19,7 +19,7 @@ from understudy import outcome as outcomes
 from understudy.anatomy import Anatomy, anatomy
 from understudy.batches import batches
 from understudy.capture import Capture, capture, peek
-from understudy.costs import Shape, cost
+from understudy.costs import Rates, Shape, cost
 from understudy.errors import UnderstudyError
 from understudy.identity import Protocol
 from understudy.inputs.batch import Inputs, as_inputs
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 Layers = str | int | Sequence[int]  # "last", "all", "quarters", or numbers
 
-# A shard is what is lost when a run is killed: about this many seconds at a nominal rate, so that the same run is cut
+# A shard is what is lost when a run is killed: about this many seconds at nominal rates, so that the same run is cut
 # the same way on every machine of a kind.
-_SHARD_SECONDS = 30
-_NOMINAL_RATES = {"cpu": 1e11}
-_NOMINAL_RATE = 1e13  # of an accelerator
+_SHARD_SECONDS = 10
+_NOMINAL = {"cpu": Rates(1e11, 1e9)}
+_ACCELERATOR = Rates(1e13, 1e11)
 _MOST_INPUTS, _MOST_SHARDS, _SHARD_BYTES = 1024, 4096, 2**24
 
 # Below this budget smaller pieces do not help any more.
@@ -64,8 +64,6 @@ class Job:
     shard: int | None
 
     def __post_init__(self) -> None:
-        if self.units != "heads":
-            raise UnderstudyError(f"units={self.units!r} is not possible: the units that can be gated are 'heads'.")
         for name, value in (("batch_size", self.batch_size), ("shard", self.shard)):
             if value is not None and value < 1:
                 raise UnderstudyError(f"{name} must be at least 1, but {value} was given.")
@@ -107,7 +105,7 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         model, inputs = job.open()
-        self.body, self.inputs, self._job = anatomy(model), as_inputs(inputs), job
+        self.body, self.inputs, self._job = anatomy(model).cut(job.units), as_inputs(inputs), job
         self.protocol = Protocol(
             layers=resolve_layers(self.body, job.layers),
             units=job.units,
@@ -134,7 +132,7 @@ class Worker:
 
     def about(self) -> About:
         """What the run will be."""
-        units = {self.body.layers[layer].units for layer in self.protocol.layers}
+        units = {self.body.sites[layer].units for layer in self.protocol.layers}
         if len(units) > 1:
             raise UnderstudyError(
                 f"The layers have different numbers of heads ({sorted(units)}): measure those with the same number."
@@ -212,7 +210,7 @@ class Worker:
         """What the capture of one input keeps, and what a block needs meanwhile."""
         kept = self._width
         for index in self.protocol.layers:
-            layer = self.body.layers[index]
+            layer = self.body.sites[index]
             kept += layer.units * layer.width + (2 + (layer.beside is not None)) * self._width
         widest = max(max(p.shape, default=1) for p in self.body.layers[-1].block.parameters())
         return 4 * tokens * max(kept, 8 * self._width + 4 * widest)
@@ -220,10 +218,10 @@ class Worker:
     def _shard_size(self, units: int) -> int:
         read = 1 if self.protocol.outcome in ("classes", "last") else self._tokens
         shape = Shape.of(self.body, tokens=self._tokens, distributions=read, read=read, classes=1)
-        each = cost(shape, inputs=1, layers=self.protocol.layers, search=self.protocol.search).work.flops
-        rate = _NOMINAL_RATES.get(self.body.device.type, _NOMINAL_RATE)
+        each = cost(shape, inputs=1, layers=self.protocol.layers, search=self.protocol.search).work
+        rates = _NOMINAL.get(self.body.device.type, _ACCELERATOR)
         size = min(
-            int(_SHARD_SECONDS * rate / max(each, 1.0)),
+            int(_SHARD_SECONDS / rates.seconds(each)),
             _SHARD_BYTES // (4 * len(self.protocol.layers) * units**2),
             _MOST_INPUTS,
         )

@@ -46,6 +46,13 @@ Texts = Annotated[Path | None, typer.Option(help="A folder of .txt files, or a f
 MaskedTexts = Annotated[Path | None, typer.Option(help="The same, with some tokens of each text masked.")]
 Length = Annotated[int, typer.Option(help="Tokens of each text, at most.")]
 Masks = Annotated[int, typer.Option(help="Tokens of each masked text that are masked.")]
+Units = Annotated[
+    str,
+    typer.Option(
+        help="What is removed and rescaled: heads, kv (query heads that share keys and values) or neurons:N (blocks of "
+        "the MLP's neurons)."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Which tokens are masked.")]
 Count = Annotated[int | None, typer.Option(help="How many inputs; by default all (bundled: 64).")]
 

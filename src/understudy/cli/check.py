@@ -24,6 +24,7 @@ EXAMPLES = """
 def check(
     model: given.ModelName,
     dtype: Annotated[str | None, typer.Option(help="Check in this precision: float32 or float64.")] = None,
+    units: given.Units = "heads",
     head: given.HeadName = None,
     revision: given.Revision = None,
     allow_pickle: given.AllowPickle = False,
@@ -35,7 +36,7 @@ def check(
     network = given.OpenModel(model, head, revision, allow_pickle, trust_remote_code)()
     inputs = given.bundled_inputs(model, 3) if model in bundled.NAMES else None
     with err.status("checking every layer"):
-        results = run_check(network, inputs, dtype=dtype)
+        results = run_check(network, inputs, units=units, dtype=dtype)
     table = Table(title=f"{model}: largest difference at each layer", title_justify="left")
     table.add_column("layer", justify="right")
     table.add_column("dense = all gates one", justify="right")

@@ -45,7 +45,7 @@ def measure(
     seed: given.Seed = 0,
     skip_bad: given.SkipBad = False,
     layers: Annotated[str, typer.Option(help="last, all, quarters, or layers such as 0,5,-1.")] = "last",
-    units: Annotated[str, typer.Option(help="What is removed and rescaled: heads.")] = "heads",
+    units: given.Units = "heads",
     search: Annotated[
         str, typer.Option(help="How alpha is found: refine, grid:N, screen:K, estimate or estimate:K.")
     ] = "refine",
@@ -87,7 +87,9 @@ def measure(
     ] = 1.0,
     shard: Annotated[
         int | None,
-        typer.Option(help="Inputs that are written together; about half a minute's by default.", rich_help_panel=_RUN),
+        typer.Option(
+            help="Inputs that are written together; about ten seconds' work by default.", rich_help_panel=_RUN
+        ),
     ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray.", rich_help_panel=_CLUSTER)] = "local",
     address: Annotated[
@@ -103,14 +105,14 @@ def measure(
     ] = 0.0,
     cpus: Annotated[float, typer.Option(help="CPUs of each replica.", rich_help_panel=_CLUSTER)] = 1.0,
 ) -> None:
-    """Measure the substitutability of every pair of heads, on each input."""
+    """Measure the substitutability of every pair of units, on each input."""
     from understudy.measurement import measure as run_measure
 
     network = given.OpenModel(
         model, head, revision, allow_pickle, trust_remote_code, device_map, offload_folder and offload_folder.absolute()
     )
     inputs = given.OpenInputs(model, images, texts, masked_texts, count, length, masks, seed, skip_bad)
-    asked: dict[str, Any] = {"layers": parse_layers(layers), "search": search, "outcome": outcome}
+    asked: dict[str, Any] = {"layers": parse_layers(layers), "units": units, "search": search, "outcome": outcome}
     asked["budget"] = int(budget * 2**30)
     if plan:
         _print_plan(network, inputs, {**asked, "device": device, "dtype": dtype}, rate, workers or 1)
@@ -122,7 +124,6 @@ def measure(
                 network.absolute(),
                 inputs.absolute(),
                 **asked,
-                units=units,
                 threshold=threshold,
                 device=device,
                 dtype=dtype,

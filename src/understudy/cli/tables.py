@@ -59,7 +59,7 @@ def plan_table(name: str, plan: Plan, rate: float | None) -> Table:
     """What a run will take."""
     layers = len(plan.layers)
     table = Table(
-        title=f"{name}: {plan.inputs:,} inputs, {layers} layer{'s' * (layers != 1)} of {plan.units} heads, "
+        title=f"{name}: {plan.inputs:,} inputs, {layers} layer{'s' * (layers != 1)} of {plan.units} units, "
         f"search {plan.search}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
@@ -95,8 +95,9 @@ def summary_table(run: xr.Dataset) -> Table:
     columns = {"raw": "Raw", "matched2": "Matched-2", "cover50": "Cover/H", "rank": "Rank/H"}
     if "cover50_exempt" in found:
         columns["cover50_exempt"] = "Cover/H\nexempt"
+    kind = str(run.attrs.get("units", "heads")).partition(":")[0]
     table = Table(
-        title="how far heads stand in for each other", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
+        title=f"how far {kind} stand in for each other", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
     )
     table.add_column("layer", justify="right", style="bold", no_wrap=True)
     for heading in columns.values():
@@ -107,7 +108,7 @@ def summary_table(run: xr.Dataset) -> Table:
         if layer == "all":
             table.add_section()
         table.add_row(str(layer), *cells, f"{row['valid']:.1%}")
-    notes = ["Raw: best substitute of a source; Matched-2: best of two. Cover/H: heads that must stay at tau 0.5."]
+    notes = ["Raw: best substitute of a source; Matched-2: best of two. Cover/H: units that must stay at tau 0.5."]
     if "cover50_exempt" in found:
         notes.append("Exempt: invalid sources need no cover.")
     if found["partial"].any():

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from understudy.engines import ShardsFailed
@@ -68,8 +67,8 @@ class Ray:
             room = self._room(there)
             options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": -1, "max_task_retries": RETRIES}
             kind, shared = ray.remote(_Replica).options(**options), ray.put(job)
-            actors += [kind.remote(shared) for _ in range(min(self.workers or room, room))]
-            yield _Actors(ray, actors)
+            actors += [kind.remote() for _ in range(min(self.workers or room, room))]
+            yield _Actors(ray, actors, shared)
         finally:
             for actor in actors:
                 ray.kill(actor)
@@ -95,22 +94,23 @@ class _Failure:
 
 
 class _Replica:
-    """An actor: a worker that is opened when it is first asked, so that what is wrong with the job is said there."""
+    """An actor. Its worker is opened when it is first asked: one that Ray started again has nothing else to go by."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self) -> None:
+        self._opened: Worker | None = None
 
-    @cached_property
-    def _worker(self) -> Worker:
-        worker = Worker(self._job)
-        return worker.__enter__()  # it lives as long as the actor
+    def _worker(self, job: list[Any]) -> Worker:
+        if self._opened is None:
+            # In a list it is a reference, fetched once and not for every shard.
+            self._opened = Worker(_imported().get(job[0])).__enter__()  # it lives as long as the actor
+        return self._opened
 
-    def about(self) -> About:
-        return self._worker.about()
+    def about(self, job: list[Any]) -> About:
+        return self._worker(job).about()
 
-    def measure(self, span: range, budget: int) -> Shard | _Failure:
+    def measure(self, job: list[Any], span: range, budget: int) -> Shard | _Failure:
         try:
-            return self._worker.measure(span, Meter(None, 0), budget)
+            return self._worker(job).measure(span, Meter(None, 0), budget)
         except UnderstudyError:
             raise
         except Exception as problem:
@@ -118,19 +118,19 @@ class _Replica:
 
 
 class _Actors:
-    def __init__(self, ray: ModuleType, actors: list[Any]) -> None:
-        self._ray, self._actors = ray, actors
+    def __init__(self, ray: ModuleType, actors: list[Any], job: Any) -> None:
+        self._ray, self._actors, self._job = ray, actors, [job]
 
     def about(self) -> About:
         with _as_it_was(self._ray):
-            about: About = self._ray.get(self._actors[0].about.remote())
+            about: About = self._ray.get(self._actors[0].about.remote(self._job))
         return about
 
     def shards(self, spans: Iterable[range], meter: Meter, budget: int) -> Iterator[Shard]:
         missing, failed = list(spans), list[_Failure]()
         pool = self._ray.util.ActorPool(self._actors)
         for span in missing:
-            pool.submit(lambda actor, span: actor.measure.remote(span, budget), span)
+            pool.submit(lambda actor, span: actor.measure.remote(self._job, span, budget), span)
         succeeded = False
         while pool.has_next():
             try:

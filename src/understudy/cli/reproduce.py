@@ -1,0 +1,143 @@
+"""understudy reproduce: a study of the paper, here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from understudy import bundled
+from understudy.cli import arguments as given
+from understudy.cli.console import out, progress, verb
+from understudy.errors import UnderstudyError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from understudy.inputs.batch import Inputs
+    from understudy.meter import Progress
+
+EXAMPLES = """
+**Examples**
+
+`understudy reproduce`
+
+`understudy reproduce table1`
+
+`understudy reproduce table2 --model ./my-vit --images photos/ --count 64`
+
+`understudy reproduce table2 --scale paper --images imagenet-val/`
+"""
+
+
+@verb
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="The study; without it, all are listed.")] = None,
+    scale: Annotated[str, typer.Option(help="mini: the bundled models; paper: the paper's model and counts.")] = "mini",
+    model: Annotated[str | None, typer.Option(help="The same analysis on a model of yours.")] = None,
+    images: given.Images = None,
+    texts: given.Texts = None,
+    masked_texts: given.MaskedTexts = None,
+    count: given.Count = None,
+    length: given.Length = 128,
+    masks: given.Masks = 8,
+    seed: given.Seed = 0,
+    skip_bad: given.SkipBad = False,
+    head: given.HeadName = None,
+    output: Annotated[Path, typer.Option("--out", help="The folder for tables and findings.")] = Path(
+        "understudy-reproduce"
+    ),
+) -> None:
+    """Run a study of the paper: our figures beside its figures, and which of its findings hold here."""
+    from understudy.reproduce import STUDIES, study
+    from understudy.reproduce.study import Setting
+
+    if name is None:
+        for each in STUDIES.values():
+            out.print(f"[bold]{each.name}[/]  {each.title}", highlight=False)
+            for size, needs in each.needs.items():
+                out.print(f"    {size}: {needs}", highlight=False, style="dim")
+        return
+    chosen = study(name)
+    where = model or chosen.model(scale)
+    own = model is not None or any(option is not None for option in (images, texts, masked_texts))
+    if not own or scale == "paper":
+        out.print(f"{chosen.title}\nneeds: {chosen.needs[scale]}", highlight=False)
+    if where not in bundled.NAMES and images is None and texts is None and masked_texts is None:
+        raise UnderstudyError(f"{where} brings no inputs of its own: give --images, --texts or --masked-texts.")
+    network = given.OpenModel(where, head)()
+
+    def inputs(number: int) -> Inputs:
+        asked = count if count is not None else number
+        opened = given.OpenInputs(where, images, texts, masked_texts, None, length, masks, seed, skip_bad)
+        if where in bundled.NAMES and not own:
+            return given.bundled_inputs(where, asked)
+        everything = opened(network)
+        if count is None and len(everything) < number:
+            out.print(f"the study takes {number} inputs; here are {len(everything)}", highlight=False)
+        return everything.take(range(min(asked, len(everything))))
+
+    with _bars() as bar:
+        report = chosen.run(Setting(scale, network, inputs, own, bar))
+    for title, table in report.tables.items():
+        out.print(_printed(title, table))
+    for key, text in report.about.items():
+        out.print(f"{key}: {text}", highlight=False)
+    for finding in report.findings:
+        mark = "[green]holds[/]" if finding.holds else "[bold red]does not hold[/]"
+        out.print(f"{mark}  {finding.claim} ({finding.figures})", highlight=False)
+    folder = output / chosen.name
+    for path in report.save(folder):
+        out.print(f"wrote {path}", highlight=False, soft_wrap=True, style="dim")
+
+
+class _bars:
+    """One bar after the other, each with the name of its step."""
+
+    def __init__(self) -> None:
+        from contextlib import ExitStack
+
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _bars:
+        return self
+
+    def __call__(self, step: str) -> Progress:
+        self._stack.close()
+        return self._stack.enter_context(progress(step))
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def _printed(title: str, frame: pd.DataFrame) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    # Intervals stand below their figure; differences and counts are in the files.
+    shown = [c for c in frame.columns if not str(c).endswith(("low", "high", "_gap")) and c != "sources"]
+    flat = frame.reset_index()
+    index = [name for name in flat.columns if name not in frame.columns]
+    for name in [*index, *shown]:
+        side = "left" if name in index else "right"
+        table.add_column(str(name).replace("_", " "), justify=side, no_wrap=name in index)
+    for _, row in flat.iterrows():
+        cells = [str(row[name]) for name in index]
+        for name in shown:
+            text = _number(row[name])
+            ends = [f"{name}_{end}" if f"{name}_{end}" in frame.columns else end for end in ("low", "high")]
+            if name == shown[0] or f"{name}_low" in frame.columns:
+                if all(end in frame.columns for end in ends):
+                    text += f"\n[dim]{_number(row[ends[0]])}..{_number(row[ends[1]])}[/]"
+            cells.append(text)
+        table.add_row(*cells)
+    return table
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        if value != value:
+            return "-"
+        return f"{value:.0f}" if value.is_integer() and abs(value) >= 2 else f"{value:.4f}"
+    return str(value)

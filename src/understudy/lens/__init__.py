@@ -1,0 +1,1 @@
+"""CFS beside importance and similarity: what a researcher holds it against."""

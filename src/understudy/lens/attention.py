@@ -1,0 +1,80 @@
+"""Attention maps, as the model's own eager attention shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from understudy.anatomy import Anatomy
+from understudy.capture import Stop
+from understudy.inputs.batch import ASIDE
+from understudy.surgery import hooked, replaced
+from understudy.worker import Captured, Worker
+
+Maps = Callable[[Captured, int], Tensor | None]
+
+
+def attention_maps(worker: Worker) -> Maps:
+    """A function of what was captured and a layer: `[inputs, heads, tokens, tokens]`, or None where none is shown.
+
+    The maps of a batch are read in one more forward, under an eager implementation, and kept until the next batch.
+    """
+    kept: dict[int, Tensor] = {}
+    of: list[Captured] = []
+
+    def maps(captured: Captured, layer: int) -> Tensor | None:
+        if not of or of[0] is not captured:
+            of[:] = [captured]
+            kept.clear()
+            kept.update(_read(worker.body, captured, set(worker.protocol.layers)))
+        found = kept.get(layer)
+        return found if found is not None and found.shape[1] == worker.body.sites[layer].units else None
+
+    return maps
+
+
+def _read(body: Anatomy, captured: Captured, layers: set[int]) -> dict[int, Tensor]:
+    found: dict[int, Tensor] = {}
+    layer = -1
+
+    def before_block(_block: nn.Module, _args: Any) -> None:
+        nonlocal layer
+        layer += 1
+
+    def after_attention(_attention: nn.Module, _args: Any, output: Any) -> None:
+        if layer in layers:
+            weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+            if isinstance(weights, Tensor) and weights.ndim == 4:
+                found[layer] = weights
+        if layer == max(layers):
+            raise Stop
+
+    def after_dropout(_drop: nn.Module, args: tuple[Tensor, ...], _output: Tensor) -> None:
+        if layer in layers and args[0].ndim == 4:
+            found[layer] = args[0]
+
+    handles = [entry.register_forward_pre_hook(before_block) for entry in {x.block for x in body.layers}]
+    for attention in {x.attention for x in body.layers}:
+        handles.append(attention.register_forward_hook(after_attention))
+        if not body.family.weights and isinstance(drop := getattr(attention, "attn_drop", None), nn.Module):
+            handles.append(drop.register_forward_hook(after_dropout))  # timm: the only place where a map is seen
+    arguments = {key: value.to(body.device) for key, value in captured.taken.batch.items() if key not in ASIDE}
+    arguments = {key: v.to(body.dtype) if v.is_floating_point() else v for key, v in arguments.items()}
+    with hooked(handles), _eager_attention(body), torch.no_grad(), suppress(Stop):
+        body.run(arguments)
+    return found
+
+
+@contextmanager
+def _eager_attention(body: Anatomy) -> Iterator[None]:
+    """Attention that is written out, so that its maps exist."""
+    configs = {id(config): config for m in body.model.modules() if (config := getattr(m, "config", None)) is not None}
+    name = "_attn_implementation_internal"
+    changes: list[tuple[object, str, Any]] = [(c, name, "eager") for c in configs.values() if hasattr(c, name)]
+    changes += [(module, "fused_attn", False) for module in body.model.modules() if "fused_attn" in vars(module)]
+    with replaced(changes):
+        yield

@@ -1,0 +1,192 @@
+"""The exact joint-subset oracle: every retained subset of a size, and other policies on the same budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from understudy.divergence import kl
+from understudy.errors import UnderstudyError
+from understudy.lens.passes import Given, opened
+from understudy.lens.subsets import LIMIT, best_by_utility, count_subsets, largest, subsets
+from understudy.meter import Meter, Progress
+from understudy.organize.bootstrap import interval, value
+from understudy.organize.pooled import Array
+from understudy.resume import BUDGET, Suffix
+
+ORACLE = "oracle"
+
+
+def joint(
+    model: nn.Module,
+    inputs: Given,
+    *,
+    keep: Sequence[int],
+    layer: int = -1,
+    policies: Mapping[str, np.ndarray] | None = None,
+    utilities: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+    outcome: str = "auto",
+    limit: int = LIMIT,
+    budget: int = BUDGET,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure every retained subset of each size at one layer, all others hard-gated together, and keep the best.
+
+    >>> import understudy as us
+    >>> from understudy.lens.joint import joint
+    >>> found = joint(us.load("digits"), us.digits(4), keep=[3])
+    >>> found.subset.sel(policy="oracle", keep=3).sum("unit").values
+    array([3, 3, 3, 3])
+
+    policies: scores of the units, `[inputs, units]`; each keeps its largest. utilities: S and weights of the sources,
+    `[inputs, units, units]` and `[inputs, units]`; each keeps the set of largest pairwise utility, exactly.
+
+    | variable | dims | |
+    |---|---|---|
+    | `kl` | policy, keep, input | KL(dense ‖ the subset alone) |
+    | `fidelity` | policy, keep, input | the share of distributions whose most likely class is the dense model's |
+    | `correct` | policy, keep, input | whether it is the label; NaN without labels |
+    | `subset` | policy, keep, input, unit | the units that were kept |
+    | `dense_correct` | input | the same for the dense model |
+    """
+    sizes = sorted({int(size) for size in keep})
+    scores = dict(policies or {})
+    pairwise = dict(utilities or {})
+    with opened(model, inputs, layers=layer, outcome=outcome, budget=budget) as worker:
+        units = worker.body.sites[worker.protocol.layers[0]].units
+        if not sizes:
+            raise UnderstudyError(f"Give the budgets to keep, each from 1 to {units}.")
+        total = sum(count_subsets(units, size, limit) for size in sizes)
+        names = [ORACLE, *scores, *pairwise]
+        _refuse_shapes(scores, pairwise, len(worker.inputs), units)
+        chosen = {
+            size: {
+                **{name: largest(np.asarray(score), size) for name, score in scores.items()},
+                **{name: best_by_utility(*given, size, limit=limit) for name, given in pairwise.items()},
+            }
+            for size in sizes
+        }
+        meter = Meter(progress, total * len(worker.inputs))
+        parts = []
+        start = 0
+        for captured in worker.captures(range(len(worker.inputs))):
+            (suffix,) = worker.suffixes(captured)
+            span = slice(start, start + captured.taken.count)
+            start = span.stop
+            labels = captured.taken.batch.get("labels") if worker.protocol.outcome == "classes" else None
+            best = [
+                {
+                    ORACLE: _oracle(suffix, size, limit, meter),
+                    **{name: _run(suffix, mask[span][:, None]) for name, mask in chosen[size].items()},
+                }
+                for size in sizes
+            ]
+            dense = None if labels is None else suffix.predictions().cpu().numpy()
+            parts.append(_Part(best, None if labels is None else labels.cpu().numpy(), dense))
+        coords = {"policy": names, "keep": sizes, "input": list(worker.inputs.ids), "unit": np.arange(units)}
+    return _dataset(parts, names, sizes, coords)
+
+
+def _refuse_shapes(
+    scores: Mapping[str, np.ndarray], pairwise: Mapping[str, tuple[np.ndarray, np.ndarray]], inputs: int, units: int
+) -> None:
+    for name, given in {**scores, **{name: weight for name, (_, weight) in pairwise.items()}}.items():
+        if np.shape(given) != (inputs, units):
+            raise UnderstudyError(
+                f"The scores of {name!r} are {np.shape(given)}, but there are {inputs} inputs of {units} units."
+            )
+
+
+# What is kept of a row: its KL, whether the preferred class is the dense model's, and which it is.
+def _numbers(logits: Tensor, dense: Tensor, p: Tensor) -> Tensor:
+    best, before = logits.argmax(-1).double(), dense.argmax(-1).double()
+    return torch.stack([kl(dense, p, logits), (best == before).double(), best], -1)
+
+
+def _oracle(suffix: Suffix, size: int, limit: int, meter: Meter) -> tuple[np.ndarray, np.ndarray]:
+    """The best subset of each input, and its numbers; subsets are streamed."""
+    count, units = suffix.taken.count, suffix.layer.units
+    numbers, masks = np.full((count, 3), np.inf), np.zeros((count, units), dtype=bool)
+    for part in subsets(units, size, limit=limit):
+        meter.expect(len(part) * count, len(part) * count)
+        found, _ = _run(suffix, np.broadcast_to(part, (count, *part.shape)), meter)
+        at = found[:, :, 0].argmin(-1)
+        value = found[np.arange(count), at]
+        better = value[:, 0] < numbers[:, 0]
+        numbers[better], masks[better] = value[better], part[at[better]]
+        meter.close(len(part) * count)
+    return numbers, masks
+
+
+def _run(suffix: Suffix, masks: np.ndarray, meter: Meter | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of retained subsets `[inputs, subsets, units]`; of one subset for each input, without that axis."""
+    count, each, units = masks.shape
+    gates = torch.from_numpy(np.ascontiguousarray(masks.reshape(-1, units))).float()
+    owner = torch.arange(count).repeat_interleave(each)
+    found = suffix.resume(gates, owner, reduce=_numbers, advance=None if meter is None else meter.advance)
+    numbers = found.cpu().numpy().reshape(count, each, 3)
+    return (numbers, masks) if each > 1 else (numbers[:, 0], masks[:, 0])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A batch of inputs: for each budget the numbers and the subset of every policy; labels and dense predictions."""
+
+    best: list[dict[str, tuple[np.ndarray, np.ndarray]]]
+    labels: np.ndarray | None
+    dense: np.ndarray | None
+
+
+def _dataset(parts: list[_Part], names: list[str], sizes: list[int], coords: dict[str, object]) -> xr.Dataset:
+    def stacked(which: int) -> np.ndarray:  # [policy, keep, input, ...]
+        each = [[[part.best[at][name][which] for part in parts] for at in range(len(sizes))] for name in names]
+        return np.stack([np.stack([np.concatenate(found) for found in budgets]) for budgets in each])
+
+    numbers, masks = stacked(0), stacked(1)
+    dims = ("policy", "keep", "input")
+    labels = [part.labels for part in parts if part.labels is not None]
+    right = numbers[..., 2] == np.concatenate(labels) if labels else None
+    found = xr.Dataset({"kl": (dims, numbers[..., 0]), "fidelity": (dims, numbers[..., 1])}, coords)
+    found["correct"] = (dims, np.full(numbers.shape[:3], np.nan) if right is None else right.astype(float))
+    found["subset"] = ((*dims, "unit"), masks)
+    if labels:
+        dense = np.concatenate([part.dense for part in parts if part.dense is not None])
+        found["dense_correct"] = (("input",), (dense == np.concatenate(labels)).astype(float))
+    return found
+
+
+def joint_table(
+    found: xr.Dataset, *, against: str = "taylor", confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> pd.DataFrame:
+    """Return mean KL, accuracy and fidelity of every policy and budget, and paired differences with intervals.
+
+    `kl_gap`, `fidelity_gap`: the policy minus `against` on the same inputs, with `_low` and `_high` from resampled
+    inputs: the paper's Table 2 and appendix D.
+    """
+    if against not in found["policy"].values:
+        raise UnderstudyError(f"Policy {against!r} is not there: there are {', '.join(found['policy'].values)}.")
+    rows = {}
+    for size in found["keep"].values:
+        for name in found["policy"].values:
+            here = found.sel(policy=name, keep=size)
+            row = {column: float(here[column].mean()) for column in ("kl", "correct", "fidelity")}
+            for column in ("kl", "fidelity"):
+                gap = (here[column] - found[column].sel(policy=against, keep=size)).values
+
+                def statistic(draws: Array, gap: Array = gap) -> Array:
+                    return np.asarray(draws @ gap / draws.sum(-1))
+
+                low, high = interval(statistic, len(gap), confidence=confidence, resamples=resamples, seed=seed)
+                row |= {f"{column}_gap": float(value(statistic, len(gap)))}
+                row |= {f"{column}_gap_low": float(low), f"{column}_gap_high": float(high)}
+            rows[int(size), str(name)] = row
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    table.index = pd.MultiIndex.from_tuples(list(rows), names=["keep", "policy"])
+    table.attrs = {"against": against}
+    return table
