@@ -125,6 +125,45 @@ def test_images_of_a_folder(tmp_path):
         us.images(tmp_path, build("vit"), processor=processor).batch([0])
 
 
+def test_what_cannot_be_read_is_refused_by_name_or_skipped_and_named(tmp_path, tokenizer):
+    pixels = np.random.default_rng(0).integers(0, 255, (30, 20, 3), dtype=np.uint8)
+    for name in ("a", "b", "c", "d"):
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    whole = (tmp_path / "b.png").read_bytes()
+    (tmp_path / "b.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "c.png").write_bytes(b"")
+    processor = ViTImageProcessor(size={"height": 8, "width": 8})
+    with pytest.raises(Error, match=r"b.png cannot be read as an image: .* bad='skip' \(--skip-bad\)"):
+        us.images(tmp_path, build("vit"), processor=processor)
+    inputs = us.images(tmp_path, build("vit"), processor=processor, bad="skip")
+    assert inputs.ids == ("a.png", "d.png")
+    assert set(inputs.skipped) == {"b.png", "c.png"}
+    assert inputs.about["skipped"] == 2
+    one = us.images(tmp_path, build("vit"), processor=processor, bad="skip", count=2)
+    assert one.ids == ("a.png", "d.png")
+    labelled = us.images(tmp_path, build("vit"), processor=processor, bad="skip", labels={"a.png": 3, "d.png": 1})
+    assert labelled.batch([1, 0])["labels"].tolist() == [1, 3]
+    with pytest.raises(Error, match=r"1 of 2 images have no label, such as d\.png"):
+        us.images(tmp_path, build("vit"), processor=processor, bad="skip", labels={"a.png": 3})
+    with pytest.raises(Error, match="bad='drop' is not possible: say 'refuse' or 'skip'"):
+        us.images(tmp_path, build("vit"), processor=processor, bad="drop")
+
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a b c")
+    (folder / "b.txt").write_text("  \n")
+    (folder / "c.txt").write_bytes(b"\xff\xfe a")
+    with pytest.raises(Error, match=r"Text 'b.txt' is empty. .* bad='skip'"):
+        us.texts(folder, build("gpt2"), tokenizer=tokenizer)
+    texts = us.texts(folder, build("gpt2"), tokenizer=tokenizer, bad="skip")
+    assert texts.ids == ("a.txt",)
+    assert "is not UTF-8" in texts.skipped["c.txt"]
+    with pytest.raises(Error, match="None of the 2 texts"):
+        us.texts(["", " "], build("gpt2"), tokenizer=tokenizer, bad="skip")
+    with pytest.raises(Error, match="length must be at least 1"):
+        us.texts(folder, build("gpt2"), tokenizer=tokenizer, bad="skip", length=0)
+
+
 @pytest.mark.parametrize("name", ["vit", "bert", "gpt2"])
 def test_chance_fits(name):
     body = anatomy(build(name))

@@ -362,6 +362,8 @@ def test_many_subsets_are_streamed_and_more_are_refused():
         joint(model, us.digits(2), keep=[7])
     with pytest.raises(Error, match="There are 601,080,390 subsets of 16 of 32 units, beyond the limit of 200,000"):
         next(subsets(32, 16))
+    with pytest.raises(Error, match="Accuracy needs a label for each input"):
+        joint(model, {"pixel_values": us.digits(2).batch([0, 1])["pixel_values"]}, keep=[2], accuracy=True)
     with pytest.raises(Error, match="Give the budgets to keep"):
         joint(model, us.digits(2), keep=[])
     with pytest.raises(Error, match=r"The scores of 'mine' are \(3, 6\), but there are 2 inputs of 6 units"):

@@ -42,6 +42,7 @@ SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images and texts that cannot be read, and name them.")
 ]
 Images = Annotated[Path | None, typer.Option(help="A folder of images.")]
+Labels = Annotated[Path | None, typer.Option(help="The class of each image, lines of NAME,CLASS, for accuracy.")]
 Texts = Annotated[Path | None, typer.Option(help="A folder of .txt files, or a file of lines.")]
 MaskedTexts = Annotated[Path | None, typer.Option(help="The same, with some tokens of each text masked.")]
 Length = Annotated[int, typer.Option(help="Tokens of each text, at most.")]
@@ -116,6 +117,7 @@ class OpenInputs:
     masks: int
     seed: int
     skip_bad: bool
+    labels: Path | None = None
 
     def __call__(self, model: nn.Module) -> Inputs:
         """Read them."""
@@ -126,7 +128,8 @@ class OpenInputs:
         if sum(option is not None for option in (self.images, self.texts, self.masked_texts)) > 1:
             raise UnderstudyError("Give one of --images, --texts and --masked-texts.")
         if self.images is not None:
-            return pictures.images(self.images, model, count=self.count, bad=bad)
+            labels = None if self.labels is None else read_labels(self.labels)
+            return pictures.images(self.images, model, count=self.count, labels=labels, bad=bad)
         if self.texts is not None:
             return reader.texts(self.texts, model, length=self.length, count=self.count, bad=bad)
         if self.masked_texts is not None:
@@ -149,6 +152,21 @@ class OpenInputs:
             None if path is None else path.absolute() for path in (self.images, self.texts, self.masked_texts)
         )
         return replace(self, images=images, texts=texts, masked_texts=masked_texts)
+
+
+def read_labels(path: Path) -> dict[str, int]:
+    """The class of each image, from a file of lines `NAME,CLASS`."""
+    import csv
+
+    if not path.is_file():
+        raise UnderstudyError(f"{path} is not there: --labels takes a file of lines NAME,CLASS.")
+    found = {}
+    with path.open(newline="", encoding="utf-8", errors="replace") as lines:
+        for number, row in enumerate(csv.reader(lines), 1):
+            if len(row) != 2 or not row[1].strip().isdecimal():
+                raise UnderstudyError(f"Line {number} of {path} is not NAME,CLASS with a number for the class: {row}.")
+            found[row[0]] = int(row[1])
+    return found
 
 
 def bundled_inputs(name: str, count: int | None = None) -> Inputs:

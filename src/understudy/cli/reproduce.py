@@ -39,6 +39,7 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="mini: the bundled models; paper: the paper's model and counts.")] = "mini",
     model: Annotated[str | None, typer.Option(help="The same analysis on a model of yours.")] = None,
     images: given.Images = None,
+    labels: given.Labels = None,
     texts: given.Texts = None,
     masked_texts: given.MaskedTexts = None,
     count: given.Count = None,
@@ -72,7 +73,7 @@ def reproduce(
 
     def inputs(number: int) -> Inputs:
         asked = count if count is not None else number
-        opened = given.OpenInputs(where, images, texts, masked_texts, None, length, masks, seed, skip_bad)
+        opened = given.OpenInputs(where, images, texts, masked_texts, None, length, masks, seed, skip_bad, labels)
         if where in bundled.NAMES and not own:
             return given.bundled_inputs(where, asked)
         everything = opened(network)
@@ -113,23 +114,21 @@ class _bars:
         self._stack.close()
 
 
-def _printed(title: str, frame: pd.DataFrame) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+def _printed(heading: str, frame: pd.DataFrame) -> Table:
+    table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     # Intervals stand below their figure; differences and counts are in the files.
-    shown = [c for c in frame.columns if not str(c).endswith(("low", "high", "_gap")) and c != "sources"]
+    shown = [c for c in frame.columns if not str(c).endswith(("_low", "_high", "_gap")) and c != "sources"]
     flat = frame.reset_index()
     index = [name for name in flat.columns if name not in frame.columns]
     for name in [*index, *shown]:
-        side = "left" if name in index else "right"
-        table.add_column(str(name).replace("_", " "), justify=side, no_wrap=name in index)
+        title = str(name).replace("_", " ")
+        table.add_column(title, justify="left" if name in index else "right", no_wrap=name in index)
     for _, row in flat.iterrows():
         cells = [str(row[name]) for name in index]
         for name in shown:
             text = _number(row[name])
-            ends = [f"{name}_{end}" if f"{name}_{end}" in frame.columns else end for end in ("low", "high")]
-            if name == shown[0] or f"{name}_low" in frame.columns:
-                if all(end in frame.columns for end in ends):
-                    text += f"\n[dim]{_number(row[ends[0]])}..{_number(row[ends[1]])}[/]"
+            if f"{name}_low" in frame.columns:
+                text += f"\n[dim]{_number(row[f'{name}_low'])}..{_number(row[f'{name}_high'])}[/]"
             cells.append(text)
         table.add_row(*cells)
     return table

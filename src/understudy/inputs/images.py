@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ def images(
     *,
     count: int | None = None,
     processor: Any | None = None,
+    labels: Mapping[str, int] | None = None,
     bad: Bad = "refuse",
 ) -> Inputs:
     """The images below a folder, in the order of their paths, which are their ids.
@@ -35,7 +36,8 @@ def images(
 
     Every image is decoded once at the start, so that a corrupt one shows before hours were spent; `bad` says whether
     it is refused or skipped and named in `Inputs.skipped`. `processor` is by default the one that belongs to the
-    model's name: an image processor of transformers, or timm's evaluation transform.
+    model's name: an image processor of transformers, or timm's evaluation transform. `labels` gives the class of each
+    image by its id, where accuracy is asked for.
     """
     body = anatomy(model)
     if body.reads_text:
@@ -54,11 +56,18 @@ def images(
         raise UnderstudyError(f"None of the {len(skipped)} images in {root} can be read.")
     prepare = _prepare(body.model, processor)
 
+    names = tuple(good)
+    if labels is not None and (missing := [name for name in names if name not in labels]):
+        raise UnderstudyError(f"{len(missing)} of {len(names)} images have no label, such as {missing[0]}.")
+
     def load(indices: Sequence[int]) -> Batch:
-        return {"pixel_values": torch.stack([prepare(_open(files[index])) for index in indices])}
+        batch = {"pixel_values": torch.stack([prepare(_open(files[index])) for index in indices])}
+        if labels is not None:
+            batch["labels"] = torch.tensor([labels[names[index]] for index in indices])
+        return batch
 
     about: dict[str, str | int] = {"kind": "images", **({"skipped": len(skipped)} if skipped else {})}
-    return Inputs(tuple(good), load, about, lambda index: files[index].read_bytes(), skipped)
+    return Inputs(names, load, about, lambda index: files[index].read_bytes(), skipped)
 
 
 def _readable(files: Sequence[Path], root: Path, count: int | None, bad: Bad) -> tuple[dict[str, Path], dict[str, str]]:

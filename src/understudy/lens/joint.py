@@ -31,6 +31,7 @@ def joint(
     layer: int = -1,
     policies: Mapping[str, np.ndarray] | None = None,
     utilities: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+    accuracy: bool = False,
     outcome: str = "auto",
     limit: int = LIMIT,
     budget: int = BUDGET,
@@ -45,7 +46,8 @@ def joint(
     array([3, 3, 3, 3])
 
     policies: scores of the units, `[inputs, units]`; each keeps its largest. utilities: S and weights of the sources,
-    `[inputs, units, units]` and `[inputs, units]`; each keeps the set of largest pairwise utility, exactly.
+    `[inputs, units, units]` and `[inputs, units]`; each keeps the set of largest pairwise utility, exactly. accuracy:
+    refuse inputs without labels, where `correct` could not be said.
 
     | variable | dims | |
     |---|---|---|
@@ -87,6 +89,11 @@ def joint(
                 }
                 for size in sizes
             ]
+            if accuracy and labels is None:
+                raise UnderstudyError(
+                    "Accuracy needs a label for each input, which these do not bring: add `labels` to the batch dict, "
+                    "or give them to images(...)."
+                )
             dense = None if labels is None else suffix.predictions().cpu().numpy()
             parts.append(_Part(best, None if labels is None else labels.cpu().numpy(), dense))
         coords = {"policy": names, "keep": sizes, "input": list(worker.inputs.ids), "unit": np.arange(units)}

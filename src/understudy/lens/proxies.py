@@ -41,8 +41,8 @@ def proxies(
         valid = np.isfinite(S).any(-1)
         rows[name] = {
             "spearman": float(value(statistic, len(S))),
-            "low": float(low),
-            "high": float(high),
+            "spearman_low": float(low),
+            "spearman_high": float(high),
             "rankings": int(np.isfinite(found).sum()),
             "constant": int((valid & ~np.isfinite(found)).sum()),
         }

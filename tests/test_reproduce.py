@@ -1,0 +1,56 @@
+"""The paper's studies as a user runs them, on few inputs."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from understudy.cli import app
+from understudy.reproduce import STUDIES
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
+
+
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_a_study_prints_its_figures_beside_the_papers_and_saves_them(name, tmp_path):
+    result = run("reproduce", name, "--count", 8, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "paper" in result.output
+    assert "needs:" in result.output
+    saved = json.loads((tmp_path / name / "findings.json").read_text())
+    assert len(saved["findings"]) >= 2
+    assert all({"claim", "holds", "figures"} <= set(finding) for finding in saved["findings"])
+    for path in (tmp_path / name).glob("*.csv"):
+        assert len(pd.read_csv(path)) > 1
+    said = result.output.count("holds  ") + result.output.count("does not hold")
+    assert said >= len(saved["findings"])
+
+
+def test_studies_are_listed_with_what_they_need():
+    result = run("reproduce")
+    assert result.exit_code == 0
+    for name in STUDIES:
+        assert name in result.output
+    assert "ImageNet" in result.output
+
+
+def test_wrong_uses():
+    assert "There is no study 'table9': there are table1" in run("reproduce", "table9").output
+    result = run("reproduce", "table1", "--scale", "huge")
+    assert result.exit_code == 2
+    assert "table1 has mini and paper" in result.output
+    result = run("reproduce", "table1", "--scale", "paper")
+    assert result.exit_code == 2
+    assert "give --images" in result.output.replace("\n", " ")
+
+
+def test_a_study_runs_on_a_model_of_ones_own(tmp_path):
+    (tmp_path / "texts.txt").write_text("import os\ndef main(args):\nfor name in names:\nreturn value + 1\n")
+    result = run("reproduce", "direction", "--model", "stdlib", "--texts", tmp_path / "texts.txt", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "the study takes 32 inputs; here are 4" in result.output
