@@ -112,6 +112,12 @@ def test_images_of_a_folder(tmp_path):
     assert inputs.batch([0, 1])["pixel_values"].shape == (2, 3, 8, 8)
     expected = processor(images=Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
     assert torch.equal(inputs.batch([0])["pixel_values"], expected)
+    other = us.images(
+        tmp_path, build("vit"), processor=ViTImageProcessor(size={"height": 8, "width": 8}, image_mean=0.4)
+    )
+    assert other.fingerprint() != inputs.fingerprint()  # other pixels, other inputs
+    bare = us.images(tmp_path, build("vit"), processor=lambda image: torch.ones(3, 8, 8) * image.width)
+    assert bare.content is None  # a function tells nothing of itself: the pixels do
     with pytest.raises(Error, match=r"3 images were asked for; .* holds 2: ask for 1 to 2"):
         us.images(tmp_path, build("vit"), processor=processor, count=3)
     with pytest.raises(Error, match="There are no images in"):

@@ -181,6 +181,81 @@ def test_an_interrupted_run_goes_on_where_it_stopped(vit, pictures, tmp_path):
     assert first[-1] == 6
 
 
+def test_what_is_no_run_is_never_touched(vit, pictures, tmp_path):
+    other = tmp_path / "thesis"
+    (other / "data").mkdir(parents=True)
+    (other / ".lock").touch()
+    (other / "data" / "a.csv").write_text("1")
+    with pytest.raises(Error, match="is not a run"):
+        us.measure(vit, pictures, search="grid:3", out=other)
+    assert (other / "data" / "a.csv").read_text() == "1"
+    run = tmp_path / "run.zarr"
+    us.measure(vit, pictures, search="grid:3", out=run, shard=2)
+    root = run / "zarr.json"
+    root.write_bytes(root.read_bytes()[:600])
+    before = sorted(path for path in run.rglob("*") if path.is_file())
+    with pytest.raises(Error, match=r"is not a run of understudy, or is damaged\. It was left as it is"):
+        us.measure(vit, pictures, search="grid:3", out=run, shard=2)
+    assert before == sorted(path for path in run.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("name", ["input", "layer", "source"])
+def test_coordinates_that_are_gone_are_written_again(vit, pictures, tmp_path, name):
+    import shutil
+
+    whole = us.measure(vit, pictures, layers=[0, 2], search="grid:3", out=tmp_path / "run.zarr")
+    whole = whole.load()
+    shutil.rmtree(tmp_path / "run.zarr" / name / "c")
+    with pytest.raises(Error, match="its coordinates are not those"):
+        us.open_run(tmp_path / "run.zarr")
+    again = us.measure(vit, pictures, layers=[0, 2], search="grid:3", out=tmp_path / "run.zarr")
+    xr.testing.assert_equal(again.load(), whole)
+
+
+def test_a_store_that_vanishes_is_said_at_once(vit, pictures, tmp_path):
+    import shutil
+
+    from understudy.errors import Unfinished
+
+    done = []
+
+    def remove(count, _total):
+        done.append(count)
+        if 2 <= count < 4:
+            shutil.rmtree(tmp_path / "run.zarr", ignore_errors=True)
+
+    with pytest.raises(Unfinished, match="was removed or replaced while it was being written"):
+        us.measure(vit, pictures, search="grid:3", out=tmp_path / "run.zarr", shard=2, progress=remove)
+    assert max(done) <= 4
+
+
+def test_an_input_that_vanishes_costs_only_its_shard(vit, pictures, tmp_path):
+    from understudy.errors import Unfinished
+
+    gone = [3]
+
+    def load(indices):
+        if set(gone) & set(indices):
+            raise Error("3.png cannot be read as an image: it is gone.")
+        return {"pixel_values": pictures["pixel_values"][list(indices)]}
+
+    def inputs():
+        return us.Inputs(tuple("abcdef"), load, {}, lambda index: bytes([index]))
+
+    with pytest.raises(Unfinished, match=r"2 of 6 inputs could not be measured \(inputs c, d\): 3.png cannot be read"):
+        us.measure(vit, inputs(), search="grid:3", out=tmp_path / "run.zarr", shard=2)
+    assert us.open_run(tmp_path / "run.zarr").sizes["input"] == 4
+    gone.clear()
+    assert us.measure(vit, inputs(), search="grid:3", out=tmp_path / "run.zarr", shard=2).sizes["input"] == 6
+
+
+def test_a_run_without_a_number_is_no_success_the_second_time(vit, pictures, tmp_path):
+    nothing = {"pixel_values": pictures["pixel_values"] * torch.nan}
+    for _ in range(2):
+        with pytest.raises(Error, match="None of the 6 inputs could be measured"):
+            us.measure(vit, nothing, search="grid:3", out=tmp_path / "run.zarr")
+
+
 @pytest.mark.parametrize("how", [{"batch_size": 1}, {"batch_size": 4}, {"shard": 1}, {"shard": 5}, {"budget": 2**20}])
 def test_results_do_not_depend_on_how_they_were_computed(vit, pictures, how):
     whole = us.measure(vit, pictures, layers="all")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -24,7 +26,9 @@ OPTIONS = {"layers": [0, 3], "search": "grid:5", "shard": 2}
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init(
+        address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level="error"
+    )
     yield
     ray.shutdown()
 
@@ -122,7 +126,7 @@ def test_a_shard_that_keeps_failing_is_named_and_the_rest_completes(truth, tmp_p
 def test_wrong_use_is_said_as_everywhere():
     with pytest.raises(us.UnderstudyError, match="Layer 9 is not there"):
         us.measure(us.load("digits"), us.digits(2), layers=9, engine="ray")
-    with pytest.raises(us.UnderstudyError, match=r"no room for one replica with 1 CPUs and 5 GPUs: it has 2 and 2"):
+    with pytest.raises(us.UnderstudyError, match=r"with 1 CPUs and 5 GPUs: its largest node has 2 and 2"):
         us.measure(us.load("digits"), us.digits(2), engine=Ray(gpus=5))
     with pytest.raises(us.UnderstudyError, match="Engine 'slurm' is not known: possible are 'local' and 'ray'"):
         us.measure(us.load("digits"), us.digits(2), engine="slurm")
@@ -147,3 +151,19 @@ def test_a_replica_may_be_spread_over_devices(tmp_path):
         run = us.measure(spread, ids, layers="all", search="grid:4", shard=1, engine=engine)
         np.testing.assert_allclose(run["substitutability"].values, truth["substitutability"].values, atol=1e-4)
         assert run.attrs["model_hash"] == truth.attrs["model_hash"]
+
+
+def test_a_scheduler_that_ends_the_job_is_obeyed(tmp_path):
+    """SIGTERM to the driver: Ray's own answer to it would be to abort."""
+    out = tmp_path / "run.zarr"
+    command = [sys.executable, "-m", "understudy", "measure", "digits", "--count", "599", "--layers", "all"]
+    command += ["--search", "grid:31", "--shard", "4", "--engine", "ray", "--workers", "1", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 90
+    while len(list(out.glob("status/c/*"))) < 1 and time.monotonic() < end:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    said = " ".join(process.communicate(timeout=60)[1].split())
+    assert process.returncode == 130, said
+    assert "the same command goes on" in said
+    assert 0 < us.open_run(out).sizes["input"] < 599

@@ -133,13 +133,42 @@ def test_no_pickle_in_a_run_is_ever_read(store, tmp_path, monkeypatch):
     assert not (tmp_path / "executed").exists()
 
 
-def test_nothing_outside_a_run_is_read(store, tmp_path):
+@pytest.mark.parametrize("place", ["drop", "drop/c", "damage/c/0", "stray"])
+def test_nothing_outside_a_run_is_read_or_written(store, tmp_path, place):
     path = write(tmp_path, store)
     outside = tmp_path / "outside"
-    shutil.move(path / "drop", outside)
-    (path / "drop").symlink_to(outside)
-    with pytest.raises(Error, match=r"leads outside itself \(drop\)"):
+    if (path / place).exists():
+        shutil.move(path / place, outside)
+    else:
+        outside.mkdir()
+    (path / place).symlink_to(outside)
+    with pytest.raises(Error, match=rf"holds a link \({place}\)"):
         us.open_run(path)
+    with pytest.raises(Error, match="holds a link"):
+        us.measure(us.load("digits"), us.digits(4), search="grid:3", out=path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("drop", "int32", "drop has the type int32, not float32"),
+        ("layer", "float64", "layer has the type float64, not int64"),
+    ],
+)
+def test_types_are_those_of_a_run(store, tmp_path, name, value, said):
+    root = next(each for each in store if str(each) == "zarr.json")
+    changed = json.loads(store[root])
+    changed["consolidated_metadata"]["metadata"][name]["data_type"] = value
+    with pytest.raises(Error, match=said):
+        us.open_run(write(tmp_path, {**store, root: json.dumps(changed).encode()}))
+
+
+def test_attributes_that_do_not_fit_the_identity_are_refused(store, tmp_path):
+    root = next(each for each in store if str(each) == "zarr.json")
+    changed = json.loads(store[root])
+    changed["attributes"]["search"] = "grid:4"
+    with pytest.raises(Error, match="its attributes do not fit its identity"):
+        us.open_run(write(tmp_path, {**store, root: json.dumps(changed).encode()}))
 
 
 def test_pickled_weights_and_code_only_when_asked(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from understudy import identity
 from understudy.errors import UnderstudyError, Unfinished
 from understudy.store import (
+    COORDINATES,
     LOCK,
     MEASURED,
     PENDING,
@@ -33,6 +34,7 @@ from understudy.store import (
     dataset,
     named,
     open_run,
+    same_values,
 )
 from understudy.worker import About, Shard
 
@@ -56,7 +58,10 @@ class Run:
         there = self._refuse_other(self.path)
         if not there.get("finished") or damaged(self.path):
             return None
-        run = open_run(self.path, verify=False)
+        try:
+            run = open_run(self.path, verify=False)
+        except UnderstudyError:  # what can be mended is
+            return None
         return None if "asked" in run.attrs else run
 
     def __enter__(self) -> Self:
@@ -92,6 +97,7 @@ class Run:
                 array[at] = shard.values[name]
             return
         with self._writing(self.path):
+            self._refuse_vanished(self.path)
             for name in VARIABLES:
                 self._arrays[name][at] = shard.values[name]
             if shard.budget < self.budget:
@@ -100,20 +106,18 @@ class Run:
 
     def finish(self) -> xr.Dataset:
         """The finished run, opened lazily where it is on disk."""
-        if self.path is None:
-            run = dataset(self._arrays, self.about.coords, self.about.attributes)
-        else:
-            with self._writing(self.path):
-                spent = {name: self._arrays[name][:].sum() for name in ("evaluations", "seconds")}
-                self._note(evaluations=int(spent["evaluations"]), seconds=float(spent["seconds"]), finished=True)
-            run = open_run(self.path, verify=False)
-        status = run["status"].values.astype(object)
+        status = np.asarray(self._arrays["status"][:]).astype(object)
         if not (status == MEASURED).any():
             raise UnderstudyError(
                 f"None of the {len(status)} inputs could be measured. Of input {self.ids[0]!r}: {status[0]}. The "
-                "model's weights hold NaN or infinity, or its precision overflows."
+                "model's weights or the inputs hold NaN or infinity, or its precision overflows."
             )
-        return run
+        if self.path is None:
+            return dataset(self._arrays, self.about.coords, self.about.attributes)
+        with self._writing(self.path):
+            spent = {name: self._arrays[name][:].sum() for name in ("evaluations", "seconds")}
+            self._note(evaluations=int(spent["evaluations"]), seconds=float(spent["seconds"]), finished=True)
+        return open_run(self.path, verify=False)
 
     # The store.
 
@@ -133,18 +137,24 @@ class Run:
             raise UnderstudyError(
                 f"{path} is being written by another process: wait for it, or choose another output."
             ) from None
+        self._inode = (path / LOCK).stat().st_ino
         if self._unborn(path):
             self._create(path)
         known = self._refuse_other(path)
-        self.budget = min(self.budget, int(known.get("budget", self.budget)))
+        self.budget = min(self.budget, int(known.get("budget") or self.budget))
         group = zarr.open_group(path, mode="r+", zarr_format=3)
         self._arrays = {name: group[name].with_config({"write_empty_chunks": True}) for name in VARIABLES}
         self._shard = group["status"].chunks[0]
         self._forget_damaged(path, group)
 
     def _forget_damaged(self, path: Path, group: Any) -> None:
-        for leftover in path.glob("*/c/**/*.partial"):  # of a process that was killed while it wrote
-            leftover.unlink(missing_ok=True)
+        for name in VARIABLES:
+            for leftover in (path / name).rglob("*.partial"):  # of a process that was killed while it wrote
+                leftover.unlink(missing_ok=True)
+        for name, values in self.about.coords.items():
+            if not same_values(group, name, values):
+                chunk_file(group, name, range(0)).unlink(missing_ok=True)
+                group[name][:] = values
         bad = damaged(path)
         if not bad:
             return
@@ -165,8 +175,8 @@ class Run:
             warnings.simplefilter("ignore")
             encoding = {name: {"compressors": codecs} for name in self.about.coords}
             for part in path.iterdir():
-                if part.name != LOCK:
-                    shutil.rmtree(part) if part.is_dir() else part.unlink()
+                if part.name != LOCK and _ours(part.name):
+                    shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink()
             coords.to_zarr(path, mode="a", consolidated=False, zarr_format=3, encoding=encoding)
             group = zarr.open_group(path, mode="r+", zarr_format=3)
             for name, shape in self._shapes():
@@ -181,8 +191,17 @@ class Run:
                     dimension_names=("input", *variable.dims),
                     attributes={"long_name": variable.long_name},
                 )
-            group.attrs.update({**self.about.attributes, "budget": self.budget, "finished": False})
+            group.attrs.update({**self.about.attributes, "budget": 0, "finished": False})
             zarr.consolidate_metadata(path)  # last: without it, nothing was begun
+
+    def _refuse_vanished(self, path: Path) -> None:
+        """A store that was removed or replaced meanwhile: what zarr would write then is no run any more."""
+        try:
+            held = (path / LOCK).stat().st_ino == self._inode and (path / "zarr.json").exists()
+        except FileNotFoundError:
+            held = False
+        if not held:
+            raise Unfinished(f"{path} was removed or replaced while it was being written: nothing of it is kept.")
 
     def _note(self, **values: Any) -> None:
         import zarr
@@ -196,17 +215,17 @@ class Run:
             yield name, tuple(sizes[dim] for dim in ("input", *variable.dims))
 
     def _unborn(self, path: Path) -> bool:
-        """Whether nothing is there, or only what a process left that was killed before the first shard."""
+        """Whether nothing is there, or only what a process of ours left that was killed before it had begun."""
         if not path.is_dir():
             return False
         names = {part.name for part in path.iterdir()}
         if not names:
             return True
-        if LOCK not in names:
+        if LOCK not in names or any(not _ours(name) for name in names) or any(path.glob("status/c/*")):
             return False
-        if "zarr.json" not in names:
-            return True
-        return '"consolidated_metadata"' not in (path / "zarr.json").read_text(encoding="utf-8", errors="replace")
+        root = path / "zarr.json"
+        # The metadata of all arrays are added last.
+        return not root.exists() or b'"consolidated_metadata"' not in root.read_bytes()
 
     def _refuse_other(self, path: Path) -> Mapping[str, Any]:
         """The attributes of the run at this place, if it is this one."""
@@ -233,3 +252,8 @@ class Run:
                 f"{path} cannot be written: {problem.strerror or problem}. What was finished before is kept; when that "
                 "is mended, the same command goes on."
             ) from problem
+
+
+def _ours(name: str) -> bool:
+    """Whether a run has a file or folder of this name."""
+    return name in (LOCK, "zarr.json", *VARIABLES, *COORDINATES) or name.endswith(".partial")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ COORDINATES = ("input", "layer", "source", "substitute")
 
 # What a chunk may be made of. Other codecs are refused: one of them unpickles what it reads.
 _CODECS = {"bytes", "zstd", "crc32c", "vlen-utf8"}
+
+_TYPES = {"float32": "float32", "int64": "int64", "object": "string"}
 
 # Attributes that readers rely on.
 _TEXTS = ("identity", "model", "model_class", "inputs", "skipped", "units", "search", "outcome", "dtype", "captured")
@@ -101,6 +104,11 @@ def open_run(path: str | Path, *, verify: bool = True) -> xr.Dataset:
         )
     except Exception as problem:
         raise UnderstudyError(f"{where} is not a run of understudy, or is damaged: {_first_line(problem)}") from problem
+    unit = np.arange(run.sizes["source"])
+    layers, ids = run["layer"].values.tolist(), run["input"].values.tolist()
+    right = layers == list(run.attrs["layers"]) and len(set(ids)) == len(ids) and all(ids)
+    if not right or any((run[name].values != unit).any() for name in ("source", "substitute")):
+        raise UnderstudyError(f"{where} is damaged: its coordinates are not those that it was measured with.")
     done = np.flatnonzero(status != PENDING)
     if verify and (spans := damaged(where)):
         raise UnderstudyError(
@@ -136,7 +144,16 @@ def check_layout(path: Path) -> dict[str, Any]:
         dims = (name,) if name in COORDINATES else ("input", *VARIABLES[name].dims)
         if array.shape != sum((sizes[dim] for dim in dims), ()) or not array.sensible:
             raise UnderstudyError(f"{path} is damaged: {name} has the shape {array.shape}.")
-    _refuse_escape(path, arrays)
+        kind = {"input": "string"}.get(name, "int64") if name in COORDINATES else _TYPES[VARIABLES[name].dtype]
+        if array.kind != kind:
+            raise UnderstudyError(f"{path} is damaged: {name} has the type {array.kind}, not {kind}.")
+    try:
+        told = identity.of(attributes) == attributes["identity"] and math.isfinite(attributes["threshold"])
+    except (KeyError, TypeError, ValueError):
+        told = False
+    if not told:
+        raise UnderstudyError(f"{path} is damaged: its attributes do not fit its identity.")
+    _refuse_links(path)
     return attributes
 
 
@@ -147,12 +164,13 @@ class _Array:
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
     codecs: tuple[str, ...]
+    kind: str
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> _Array:
         chunk = found["chunk_grid"]["configuration"]["chunk_shape"]
         codecs = tuple(str(codec["name"]) for codec in found["codecs"])
-        return cls(tuple(map(int, found["shape"])), tuple(map(int, chunk)), codecs)
+        return cls(tuple(map(int, found["shape"])), tuple(map(int, chunk)), codecs, str(found["data_type"]))
 
     @property
     def sensible(self) -> bool:
@@ -165,12 +183,22 @@ class _Array:
         )
 
 
-def _refuse_escape(path: Path, names: Iterable[str]) -> None:
-    inside = path.resolve()
-    for name in (*names, "zarr.json"):
-        for part in (path / name, path / name / "zarr.json", path / name / "c"):
-            if part.is_symlink() and not part.resolve().is_relative_to(inside):
-                raise UnderstudyError(f"{path} leads outside itself ({part.relative_to(path)}): it is not read.")
+def _refuse_links(path: Path) -> None:
+    """A run has no links: one could lead to anything, for reading and for writing."""
+    for folder, folders, files in os.walk(path, followlinks=False):
+        for name in (*folders, *files):
+            part = Path(folder, name)
+            if part.is_symlink():
+                raise UnderstudyError(f"{path} holds a link ({part.relative_to(path)}), which a run never does.")
+
+
+def same_values(group: Any, name: str, values: Any) -> bool:
+    """Whether a coordinate on disk can be read, and is this one."""
+    try:
+        there = np.asarray(group[name][:]).astype(object)
+        return chunk_file(group, name, range(0)).is_file() and bool((there == np.asarray(values, dtype=object)).all())
+    except Exception:  # whatever the codecs say of bytes that are not theirs
+        return False
 
 
 def damaged(path: Path) -> list[range]:
@@ -210,7 +238,7 @@ def _slabs(group: Any, shards: Sequence[range], status: np.ndarray) -> Iterator[
 
 
 def _readable(group: Any, part: Sequence[range]) -> bool:
-    ours = (Path(group.store.root) / LOCK).exists()  # a copy that xarray wrote leaves out chunks without a value
+    ours = "finished" in group.attrs  # a copy that xarray wrote leaves out chunks without a value
     for name in VARIABLES:
         if ours and not all(chunk_file(group, name, shard).is_file() for shard in part):
             return False

@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
@@ -31,6 +32,8 @@ R = TypeVar("R")
 
 out = Console()
 err = Console(stderr=True)
+
+_EVERY = 60.0  # seconds between lines where there is no bar
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 
@@ -66,6 +69,9 @@ def progress(label: str) -> Iterator[Callable[[float, int], None]]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
+    if not err.is_terminal:  # a log wants lines, and few of them
+        yield _lines(label)
+        return
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task(label, total=None)
         begun = False
@@ -79,6 +85,25 @@ def progress(label: str) -> Iterator[Callable[[float, int], None]]:
             begun = True
 
         yield report
+
+
+def _lines(label: str) -> Callable[[float, int], None]:
+    """A line every minute: how much is done, at which rate, and the time that is left."""
+    first: list[float] = []
+    said = began = time.monotonic()
+
+    def report(done: float, total: int) -> None:
+        nonlocal said
+        first[:] = first or [done]
+        now = time.monotonic()
+        if now - said < _EVERY or done <= first[0]:
+            return
+        said = now
+        rate = (done - first[0]) / (now - began)
+        left = (total - done) / rate / 60
+        err.print(f"{label}: {int(done)}/{total}, {60 * rate:.1f}/min, {left:.0f} min left", highlight=False)
+
+    return report
 
 
 class _Rate(ProgressColumn):

@@ -114,12 +114,20 @@ def measure(
     inputs = given.OpenInputs(model, images, texts, masked_texts, count, length, masks, seed, skip_bad)
     asked: dict[str, Any] = {"layers": parse_layers(layers), "units": units, "search": search, "outcome": outcome}
     asked["budget"] = int(budget * 2**30)
+    if rate is not None and not plan:
+        raise UnderstudyError("--rate is for --plan.")
     if plan:
         _print_plan(network, inputs, {**asked, "device": device, "dtype": dtype}, rate, workers or 1)
         return
-    there = output is not None and output.exists()
+    begun = False
     try:
         with progress(f"measuring {model}") as report:
+
+            def reported(done: float, total: int) -> None:
+                nonlocal begun
+                begun = True
+                report(done, total)
+
             run = run_measure(
                 network.absolute(),
                 inputs.absolute(),
@@ -131,18 +139,18 @@ def measure(
                 shard=shard,
                 out=output,
                 engine=_engine(engine, address, workers, gpus, cpus),
-                progress=report,
+                progress=reported,
             )
     except KeyboardInterrupt:
         err.print(f"stopped. {_kept(output)}", highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
-    _print_run(run, output, there)
+    _print_run(run, output, there=not begun)
 
 
 def _engine(name: str, address: str | None, workers: int | None, gpus: float, cpus: float) -> str | Engine:
     if name != "ray":
-        if address is not None or workers is not None or gpus:
-            raise UnderstudyError("--address, --workers and --gpus are for --engine ray.")
+        if address is not None or workers is not None or gpus or cpus != 1.0:
+            raise UnderstudyError("--address, --workers, --gpus and --cpus are for --engine ray.")
         return name
     from understudy.engines.ray import Ray
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from understudy.engines import ShardsFailed
+from understudy.errors import UnderstudyError
 from understudy.meter import Meter
 from understudy.worker import About, Job, Shard, Worker
 
@@ -29,4 +31,17 @@ class _Alone:
         return self._worker.about()
 
     def shards(self, spans: Iterable[range], meter: Meter, budget: int) -> Iterator[Shard]:
-        return (self._worker.measure(span, meter, budget) for span in spans)
+        failed: dict[range, str] = {}
+        succeeded = False
+        for span in spans:
+            try:
+                shard = self._worker.measure(span, meter, budget)
+            except UnderstudyError as problem:
+                if not succeeded:  # wrong from the start
+                    raise
+                failed[span] = str(problem)  # a file that vanished: the others still are there
+                continue
+            succeeded = True
+            yield shard
+        if failed:
+            raise ShardsFailed(list(failed), "; ".join(dict.fromkeys(failed.values())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,7 +68,10 @@ def images(
         return batch
 
     about: dict[str, str | int] = {"kind": "images", **({"skipped": len(skipped)} if skipped else {})}
-    return Inputs(names, load, about, lambda index: files[index].read_bytes(), skipped)
+    # How a picture is prepared belongs to what it is; where that cannot be told, the pixels themselves are looked at.
+    told = _settings(body.model, processor)
+    content = None if told is None else (lambda index: told + files[index].read_bytes())
+    return Inputs(names, load, about, content, skipped)
 
 
 def _readable(files: Sequence[Path], root: Path, count: int | None, bad: Bad) -> tuple[dict[str, Path], dict[str, str]]:
@@ -111,22 +115,35 @@ def _open(path: Path) -> Any:
         raise UnderstudyError(f"{path} cannot be read as an image: {problem}.") from problem
 
 
+def _settings(model: nn.Module, processor: Any | None) -> bytes | None:
+    if processor is None and family_key(model) != "timm":
+        processor = _processor(model)
+    if processor is not None and hasattr(processor, "to_dict"):
+        return json.dumps(processor.to_dict(), sort_keys=True, default=str).encode()
+    return None if processor is not None else repr(_prepare(model, None)).encode()
+
+
 def _prepare(model: nn.Module, processor: Any | None) -> Any:
     if processor is None and family_key(model) == "timm":
         import timm.data
 
         return timm.data.create_transform(**timm.data.resolve_model_data_config(model))
     if processor is None:
-        from transformers import AutoImageProcessor
-
-        name = str(getattr(model, "name_or_path", ""))
-        where = bundled.folder(name) if name in bundled.NAMES else name
-        try:
-            processor = AutoImageProcessor.from_pretrained(where, trust_remote_code=False)
-        except (OSError, ValueError, ImportError) as problem:
-            raise UnderstudyError(
-                f"No image processor belongs to {name or type(model).__name__}: pass one with processor=..."
-            ) from problem
+        processor = _processor(model)
     if not hasattr(processor, "preprocess"):  # a transform: image -> tensor
         return processor
     return lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0]
+
+
+def _processor(model: nn.Module) -> Any:
+    from transformers import AutoImageProcessor
+
+    name = str(getattr(model, "name_or_path", ""))
+    where = bundled.folder(name) if name in bundled.NAMES else name
+    revision = getattr(getattr(model, "config", None), "_commit_hash", None)
+    try:
+        return AutoImageProcessor.from_pretrained(where, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as problem:
+        raise UnderstudyError(
+            f"No image processor belongs to {name or type(model).__name__}: pass one with processor=..."
+        ) from problem

@@ -200,7 +200,8 @@ def _tokenizer(model: nn.Module) -> Any:
     name = str(getattr(body.model, "name_or_path", ""))
     where = str(bundled.folder(name)) if name in bundled.NAMES else name
     try:
-        return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        revision = getattr(getattr(body.model, "config", None), "_commit_hash", None)
+        return AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as problem:
         raise UnderstudyError(
             f"No tokenizer belongs to {name or type(model).__name__}: pass one with tokenizer=..."
