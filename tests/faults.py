@@ -299,6 +299,58 @@ def out_of_memory(folder: Path) -> str:
     return f"the budget shrank {len(shrunk)} times to {final} and stayed there; S within {found['far']:.0e}"
 
 
+def actor_killed(folder: Path) -> str:
+    """SIGKILL to the process of a Ray actor, twice in one run."""
+    import psutil
+
+    from understudy.engines.ray import Ray
+
+    out, killed = folder / "run.zarr", []
+
+    def kill(*_: object) -> None:
+        """After the first and after the fourth shard."""
+        if len(killed) < 2 and _shards(out) >= 3 * len(killed):
+            for process in psutil.process_iter(["cmdline"]):
+                if (process.info["cmdline"] or [""])[0].startswith("ray::_Replica"):
+                    process.kill()
+                    killed.append(process.pid)
+                    return
+
+    same(measure(out=out, engine=Ray(workers=2), progress=kill), undisturbed())
+    assert len(killed) == 2
+    return "Ray started others in their place and repeated their shards; equal bit for bit"
+
+
+def unreadable_inputs(folder: Path) -> str:
+    """An empty text, one that is not UTF-8, and a truncated picture among good ones."""
+    from PIL import Image
+    from transformers import ViTImageProcessor
+
+    texts, pictures = folder / "texts", folder / "pictures"
+    texts.mkdir()
+    pictures.mkdir()
+    for name, content in {"a": b"import os", "b": b" ", "c": b"\xff\xfe", "d": b"x = 1"}.items():
+        (texts / f"{name}.txt").write_bytes(content)
+    command = [sys.executable, "-m", "understudy", "measure", "stdlib", "--texts", str(texts), "--search", "grid:3"]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 2, refused.stderr
+    assert "Text 'b.txt' is empty" in refused.stderr, refused.stderr
+    skipped = subprocess.run([*command, "--skip-bad"], capture_output=True, text=True)
+    assert skipped.returncode == 0, skipped.stderr
+    assert "2 inputs were skipped (b.txt" in " ".join(skipped.stdout.split()), skipped.stdout
+    for name in ("a", "b"):
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 20, 3), dtype=np.uint8)).save(
+            pictures / f"{name}.png"
+        )
+    whole = (pictures / "b.png").read_bytes()
+    (pictures / "b.png").write_bytes(whole[: len(whole) // 2])
+    given = {"model": _given()[0], "processor": ViTImageProcessor(size={"height": 8, "width": 8})}
+    with pytest.raises(us.UnderstudyError, match=r"b\.png cannot be read as an image"):
+        us.images(pictures, **given)
+    assert list(us.images(pictures, **given, bad="skip").skipped) == ["b.png"]
+    return "refused by name before anything was measured; with the flag skipped, and named in the run"
+
+
 class NotPossible(Exception):
     """This machine cannot do that to a run."""
 
@@ -312,6 +364,8 @@ FAULTS = (
     two_writers,
     not_a_number,
     out_of_memory,
+    actor_killed,
+    unreadable_inputs,
 )
 
 

@@ -402,3 +402,12 @@ def test_every_case_is_a_family():
 
     covered = {anatomy(build(name)).family.title for name in CASES}
     assert covered == {family.title for key, family in FAMILIES.items() if key != "timm"}
+
+
+def test_sources_at_the_threshold_are_counted(vit, pictures):
+    run = us.measure(vit, pictures, search="grid:3")
+    drops = np.sort(run["drop"].values.flatten())
+    at = us.measure(vit, pictures, search="grid:3", threshold=float(drops[3]) * 1.0005)
+    table = us.summary(at, resamples=0)
+    assert table["borderline"].tolist() == [1, 1]
+    assert us.summary(run, resamples=0)["borderline"].sum() == 0

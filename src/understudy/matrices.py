@@ -13,14 +13,12 @@ from understudy.identity import Protocol
 from understudy.meter import Meter
 from understudy.resume import Suffix, kl_and_bend
 from understudy.search import Pairs
+from understudy.store import NOISE_FACTOR
 
 log = logging.getLogger(__name__)
 
 # What a search finds of each pair.
 PAIRWISE = ("substitutability", "compensation", "damage")
-
-# Below this multiple of its noise a divergence says nothing.
-NOISE_FACTOR = 100.0
 
 # Takes the place of a divergence that is not a number, so that the search of the other inputs goes on.
 _WORST = 1e30

@@ -48,6 +48,7 @@ VARIABLES = {
     # Written last: a shard is there when its status is.
     "status": Variable((), "object", PENDING, f"{MEASURED!r}, {PENDING!r}, or why the input has no numbers"),
 }
+NOISE_FACTOR = 100.0  # below this multiple of its noise a divergence says nothing
 LOCK = ".lock"  # held by the process that writes
 BOOKKEEPING = ("budget", "finished")  # attributes for the process that writes, not for readers
 COORDINATES = ("input", "layer", "source", "substitute")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from understudy.organize.summary import summary
 from understudy.planning import Plan
-from understudy.store import MEASURED
+from understudy.store import MEASURED, NOISE_FACTOR
 
 # cividis at even steps: one scale for all readers, colour-blind ones too.
 _SCALE = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 182, 104), (254, 232, 56))
@@ -34,7 +34,7 @@ def provenance(run: xr.Dataset) -> Text:
     if "asked" in at:
         lines.append(f"still being measured: these are {inputs} of {at['asked']} inputs")
     lines += _left_out(run)
-    noisy = int((100 * run["noise"].max("layer") > at["threshold"]).sum())
+    noisy = int((NOISE_FACTOR * run["noise"].max("layer") > at["threshold"]).sum())
     if noisy:
         lines.append(
             f"on {noisy} inputs 100 times the noise is above the threshold {at['threshold']:g} and replaces it"

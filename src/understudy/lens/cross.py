@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from understudy.errors import UnderstudyError
 from understudy.identity import attributes
 from understudy.lens.passes import Given, opened, walk
-from understudy.matrices import NOISE_FACTOR
 from understudy.meter import Progress
 from understudy.resume import BUDGET, Suffix
 from understudy.search import Pairs, Search, as_search
+from understudy.store import NOISE_FACTOR
 
 
 def across(

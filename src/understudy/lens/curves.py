@@ -10,10 +10,10 @@ from torch import nn
 from understudy.errors import UnderstudyError
 from understudy.identity import attributes
 from understudy.lens.passes import Given, gathered, opened, walk
-from understudy.matrices import NOISE_FACTOR
 from understudy.meter import Progress
 from understudy.resume import BUDGET, Suffix
 from understudy.search import Grid, Pairs, as_search
+from understudy.store import NOISE_FACTOR
 from understudy.worker import Layers
 
 

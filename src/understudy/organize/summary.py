@@ -12,6 +12,9 @@ from understudy.organize.aggregate import aggregate, rows, with_all
 from understudy.organize.bootstrap import interval, value
 from understudy.organize.organization import measured, substitutability, thresholds
 from understudy.organize.pooled import Array
+from understudy.store import NOISE_FACTOR
+
+_NEAR = 1e-3
 
 
 def summary(
@@ -43,6 +46,7 @@ def summary(
     | `*_low`, `*_high` | the ends of the interval: inputs resampled with their values |
     | `valid` | share of source-input pairs that are valid |
     | `invalid`, `partial` | count of source-input pairs that are invalid; that have candidates which were not run |
+    | `borderline` | count of source-input pairs within 0.1% of the threshold: how a run was cut may decide on them |
     | `inputs`, `empty` | count of measured inputs; of those without a valid source at the layer, which are in no mean |
 
     The row "all" is the equal-weight mean over layers, never pooled; its counts are sums over layers, save `inputs`.
@@ -76,8 +80,21 @@ def summary(
     table["valid"] = 1 - sums[:, 0] / per_row
     for name, count in zip(found.counts.columns, sums.T, strict=True):
         table[name] = count
+    borderline = _borderline(run)
+    table["borderline"] = [*borderline, sum(borderline)]
     table["inputs"] = found.inputs
     table.attrs = {str(key): attribute for key, attribute in run.attrs.items()}
     table.attrs |= {"matched": matched, "taus": list(thresholds(taus))}
     table.attrs |= {"confidence": confidence, "resamples": resamples, "bootstrap_seed": seed}
     return table
+
+
+def _borderline(run: xr.Dataset) -> list[int]:
+    """For each layer, the sources so near the threshold that rounding decides whether they are valid."""
+    if "drop" not in run or "threshold" not in run.attrs:
+        return [0] * run.sizes["layer"]
+    limit = (
+        np.maximum(run.attrs["threshold"], NOISE_FACTOR * run["noise"]) if "noise" in run else run.attrs["threshold"]
+    )
+    near = abs(run["drop"] / limit - 1) < _NEAR
+    return [int(count) for count in near.sum(("input", "source")).values]
