@@ -150,10 +150,12 @@ def test_curves_hold_the_run_of_the_same_grid():
     model, given = us.load("digits"), us.digits(6)
     found = curves(model, given, layers=[0, -1], search="grid:7")
     run = us.measure(model, given, layers=[0, -1], search="grid:7")
-    np.testing.assert_allclose(found["substitutability"].values, run["substitutability"].values, atol=1e-5)
+    S = found["substitutability"].values
+    np.testing.assert_allclose(S, run["substitutability"].values, atol=1e-5)
+    np.testing.assert_array_equal(S == 0, run["substitutability"].values == 0)  # exact zeros stay exact
     np.testing.assert_allclose(found["drop"].values, run["drop"].values, rtol=1e-5)
     at_one = found["divergence"].sel(alpha=1.0).values
-    np.testing.assert_allclose(at_one, np.where(np.isnan(at_one), np.nan, run["drop"].values[..., None]), rtol=1e-3)
+    np.testing.assert_array_equal(at_one, np.where(np.isnan(at_one), np.nan, found["drop"].values[..., None]))
     with pytest.raises(Error, match="Curves are measured on a grid"):
         curves(model, given, search="refine")
 
@@ -230,6 +232,18 @@ def test_policies_by_loops(made):
     assert found.loc["conditional_oracle", "S_gap"] == 0
     assert (found.drop("conditional_oracle")["S_gap"] < 0).all()
     assert found["sources"].iloc[0] == 23
+
+
+def test_a_source_without_calibration_is_left_as_it_is(made):
+    table, seen = made
+    table = table.copy(deep=True)
+    table["divergence"].values[[0, 2, 4], 0, 0] = np.nan  # source 0 of layer 0 is valid on no calibration input
+    found = policies(table, seen, calibration=["a", "c", "e"], resamples=0)
+    assert found["unfitted"].iloc[0] == 3
+    assert found["sources"].iloc[0] == 23
+    only = policies(table.isel(layer=[0], source=[0]), seen.isel(layer=[0], source=[0]), calibration=["a", "c", "e"])
+    assert only.loc[["fixed_fixed", "conditional_fixed"], "S"].tolist() == [0.0, 0.0]
+    assert only.loc["conditional_oracle", "S"] > 0
 
 
 def test_a_calibration_split_needs_inputs_on_both_sides(made):
@@ -354,6 +368,41 @@ def test_the_joint_oracle_by_enumeration(name):
         joint_table(found)
 
 
+def test_half_precision_models_keep_their_precision():
+    model, inputs = us.load("digits"), us.digits(6)
+    whole = joint(model, inputs, keep=[3, 6])
+    half = joint(us.load("digits").to(torch.bfloat16), inputs, keep=[3, 6])
+    assert float(abs(half["kl"] - whole["kl"]).max()) < 0.05
+    np.testing.assert_allclose(whole["kl"].sel(keep=6).values, 0, atol=1e-9)  # all are kept
+    assert whole.attrs["model"] == "digits"
+    assert np.isfinite(signals(us.load("digits").to(torch.bfloat16), inputs)["taylor"].values).all()
+
+
+def test_inputs_without_a_number_are_left_out_and_counted():
+    given = us.digits(4).batch(range(4))
+    given["pixel_values"][1, 0, 2, 2] = torch.nan
+    found = joint(us.load("digits"), given, keep=2, policies={"mine": np.ones((4, 6))})
+    assert np.isnan(found["kl"].values[:, 0]).tolist() == [[False, True, False, False]] * 2
+    table = joint_table(found, against="mine", resamples=10)
+    assert table["left_out"].tolist() == [1, 1]
+    assert np.isfinite(table["kl"]).all()
+
+
+@pytest.mark.parametrize("units", ["kv", "neurons:4"])
+def test_the_lens_takes_other_units(units):
+    model, given = build("llama"), batch("llama")
+    number = {"kv": 2, "neurons:4": 4}[units]
+    seen = signals(model, given, units=units)
+    assert seen.sizes["source"] == number
+    assert seen["attention"].isnull().all()
+    assert seen["parameters"].isnull().all()
+    assert seen["taylor"].notnull().all()
+    assert curves(model, given, units=units, search="grid:3").sizes["source"] == number
+    assert joint(model, given, units=units, keep=1).sizes["unit"] == number
+    ranked = proxies(us.measure(model, given, units=units, search="grid:4"), seen, resamples=0)
+    assert ranked.loc["attention", ["rankings", "constant"]].tolist() == [0, 0]
+
+
 def test_many_subsets_are_streamed_and_more_are_refused():
     assert sum(len(part) for part in subsets(16, 8)) == 12_870
     assert max(len(part) for part in subsets(16, 8)) <= 4096
@@ -364,9 +413,15 @@ def test_many_subsets_are_streamed_and_more_are_refused():
         next(subsets(32, 16))
     with pytest.raises(Error, match="Accuracy needs a label for each input"):
         joint(model, {"pixel_values": us.digits(2).batch([0, 1])["pixel_values"]}, keep=[2], accuracy=True)
+    with pytest.raises(Error, match="Budgets are whole numbers of units"):
+        joint(model, us.digits(2), keep=[2.5])
+    with pytest.raises(Error, match="'oracle' is taken"):
+        joint(model, us.digits(2), keep=[2], policies={"oracle": np.zeros((2, 6))})
+    with pytest.raises(Error, match="A label is 99, but the model has 10 classes"):
+        signals(model, {**us.digits(2).batch([0, 1]), "labels": torch.tensor([1, 99])})
     with pytest.raises(Error, match="Give the budgets to keep"):
         joint(model, us.digits(2), keep=[])
-    with pytest.raises(Error, match=r"The scores of 'mine' are \(3, 6\), but there are 2 inputs of 6 units"):
+    with pytest.raises(Error, match=r"The scores of 'mine' are \(3, 6\), but 2 inputs of 6 units need \(2, 6\)"):
         joint(model, us.digits(2), keep=[2], policies={"mine": np.zeros((3, 6))})
 
 
@@ -398,6 +453,13 @@ def test_perturbations_are_mild_repeatable_and_what_they_say():
     before, after = texts.batch([0])["input_ids"][0], perturbed(texts, "replace:0.2").batch([0])["input_ids"][0]
     assert 0 < int((before != after).sum()) <= 8
     assert set(after.tolist()) <= set(before.tolist())
+    masked = {"input_ids": torch.arange(20)[None], "positions": torch.zeros(1, 20, dtype=torch.bool)}
+    masked["positions"][0, 5:8] = True
+    for seed in range(20):
+        changed = perturbed(us.Inputs.of(masked), "replace:0.5", seed=seed).batch([0])["input_ids"][0]
+        assert changed[[0, 5, 6, 7, 19]].tolist() == [0, 5, 6, 7, 19]
+        assert not {0, 5, 6, 7, 19} & set(changed[[1, 2, 3, 4, *range(8, 19)]].tolist())
+        assert int((changed != masked["input_ids"][0]).sum()) == 10
     for kind in ("blur", "replace", "replace:2", "replace:x", "flip:1"):
         with pytest.raises(Error, match="is not possible: say colour, flip, shift or replace:SHARE"):
             perturbed(digits, kind)

@@ -6,6 +6,7 @@ import json
 
 import pandas as pd
 import pytest
+import xarray as xr
 from typer.testing import CliRunner
 
 from understudy.cli import app
@@ -22,12 +23,17 @@ def test_a_study_prints_its_figures_beside_the_papers_and_saves_them(name, tmp_p
     assert result.exit_code == 0, result.output
     assert "paper" in result.output
     assert "needs:" in result.output
-    saved = json.loads((tmp_path / name / "findings.json").read_text())
+    (folder,) = (tmp_path / name).iterdir()
+    saved = json.loads((folder / "findings.json").read_text())
+    assert (saved["study"], saved["scale"], saved["model"]) == (name, "mini", folder.name)
     assert len(saved["findings"]) >= 2
     assert all({"claim", "holds", "figures"} <= set(finding) for finding in saved["findings"])
-    for path in (tmp_path / name).glob("*.csv"):
+    for path in folder.glob("*.csv"):
         assert len(pd.read_csv(path)) > 1
-    said = result.output.count("holds  ") + result.output.count("does not hold")
+    stores = list(folder.glob("*.zarr"))
+    assert stores
+    assert all(xr.open_zarr(path).attrs["model"] == folder.name for path in stores)
+    said = sum(result.output.count(word) for word in ("holds  ", "does not hold", "cannot be said"))
     assert said >= len(saved["findings"])
 
 
@@ -47,6 +53,20 @@ def test_wrong_uses():
     result = run("reproduce", "table1", "--scale", "paper")
     assert result.exit_code == 2
     assert "give --images" in result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--scale", "foo", "--model", "digits"), "table1 has mini and paper"),
+        (("--count", "1"), "A study needs at least 2 inputs"),
+        (("--labels", "nowhere.csv"), "--labels are for --images"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(options, said):
+    result = run("reproduce", "table1", *options)
+    assert result.exit_code == 2
+    assert said in result.output
 
 
 def test_a_study_runs_on_a_model_of_ones_own(tmp_path):

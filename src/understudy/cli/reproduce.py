@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,7 +65,12 @@ def reproduce(
                 out.print(f"    {size}: {needs}", highlight=False, style="dim")
         return
     chosen = study(name)
-    where = model or chosen.model(scale)
+    where = chosen.model(scale) if model is None else model
+    chosen.model(scale)  # a scale that is not there is refused, whatever the model
+    if labels is not None and images is None:
+        raise UnderstudyError("--labels are for --images.")
+    if count is not None and count < 2:
+        raise UnderstudyError(f"A study needs at least 2 inputs, but --count {count} was given.")
     own = model is not None or any(option is not None for option in (images, texts, masked_texts))
     if not own or scale == "paper":
         out.print(f"{chosen.title}\nneeds: {chosen.needs[scale]}", highlight=False)
@@ -79,6 +86,8 @@ def reproduce(
         everything = opened(network)
         if count is None and len(everything) < number:
             out.print(f"the study takes {number} inputs; here are {len(everything)}", highlight=False)
+        if len(everything) < 2:
+            raise UnderstudyError("A study needs at least 2 inputs, but here is 1.")
         return everything.take(range(min(asked, len(everything))))
 
     with _bars() as bar:
@@ -86,12 +95,15 @@ def reproduce(
     for title, table in report.tables.items():
         out.print(_printed(title, table))
     for key, text in report.about.items():
-        out.print(f"{key}: {text}", highlight=False)
+        if isinstance(text, str):
+            out.print(f"{key}: {text}", highlight=False)
     for finding in report.findings:
-        mark = "[green]holds[/]" if finding.holds else "[bold red]does not hold[/]"
+        marks = {True: "[green]holds[/]", False: "[bold red]does not hold[/]", None: "[yellow]cannot be said[/]"}
+        mark = marks[finding.holds]
         out.print(f"{mark}  {finding.claim} ({finding.figures})", highlight=False)
-    folder = output / chosen.name
-    for path in report.save(folder):
+    folder = output / chosen.name / where.strip("./").replace("/", "--")
+    said = {"study": chosen.name, "scale": scale, "model": where, "understudy": version("understudy")}
+    for path in replace(report, about={**said, **report.about}).save(folder):
         out.print(f"wrote {path}", highlight=False, soft_wrap=True, style="dim")
 
 
@@ -116,8 +128,10 @@ class _bars:
 
 def _printed(heading: str, frame: pd.DataFrame) -> Table:
     table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    # Intervals stand below their figure; differences and counts are in the files.
-    shown = [c for c in frame.columns if not str(c).endswith(("_low", "_high", "_gap")) and c != "sources"]
+    # Intervals stand below their figure; counts, and differences that the paper does not give, are in the files.
+    hidden = [f"{c}_gap" for c in ("S", "kl", "fidelity") if f"{c}_gap_paper" not in frame.columns]
+    hidden += ["sources", "unfitted", "left_out", "correct_paper"]
+    shown = [c for c in frame.columns if not str(c).endswith(("_low", "_high")) and c not in hidden]
     flat = frame.reset_index()
     index = [name for name in flat.columns if name not in frame.columns]
     for name in [*index, *shown]:
@@ -138,5 +152,7 @@ def _number(value: object) -> str:
     if isinstance(value, float):
         if value != value:
             return "-"
-        return f"{value:.0f}" if value.is_integer() and abs(value) >= 2 else f"{value:.4f}"
+        if value.is_integer() and abs(value) >= 2:
+            return f"{value:.0f}"
+        return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
     return str(value)

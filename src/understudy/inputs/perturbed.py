@@ -70,8 +70,11 @@ def _replaced(batch: Batch, row: int, share: float, chance: torch.Generator) -> 
     free = (real & ~fixed).nonzero().flatten()
     count = min(len(free), max(1, round(share * len(places))))
     chosen = free[torch.randperm(len(free), generator=chance)[:count]]
-    others = places[torch.randint(len(places), (len(chosen),), generator=chance)]
-    ids[chosen] = batch["input_ids"][row][others]
+    before = batch["input_ids"][row]
+    for place in chosen.tolist():
+        others = before[free][before[free] != before[place]]
+        if len(others):
+            ids[place] = others[torch.randint(len(others), (1,), generator=chance)]
     return ids
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,29 +15,15 @@ from understudy.inputs.batch import ASIDE
 from understudy.surgery import hooked, replaced
 from understudy.worker import Captured, Worker
 
-Maps = Callable[[Captured, int], Tensor | None]
 
+def attention_maps(worker: Worker, captured: Captured) -> dict[int, Tensor]:
+    """The maps of a batch by layer, `[inputs, heads, tokens, tokens]`; layers that show none are left out.
 
-def attention_maps(worker: Worker) -> Maps:
-    """A function of what was captured and a layer: `[inputs, heads, tokens, tokens]`, or None where none is shown.
-
-    The maps of a batch are read in one more forward, under an eager implementation, and kept until the next batch.
+    They are read in one more forward, under an eager implementation, in the model's own precision.
     """
-    kept: dict[int, Tensor] = {}
-    of: list[Captured] = []
-
-    def maps(captured: Captured, layer: int) -> Tensor | None:
-        if not of or of[0] is not captured:
-            of[:] = [captured]
-            kept.clear()
-            kept.update(_read(worker.body, captured, set(worker.protocol.layers)))
-        found = kept.get(layer)
-        return found if found is not None and found.shape[1] == worker.body.sites[layer].units else None
-
-    return maps
-
-
-def _read(body: Anatomy, captured: Captured, layers: set[int]) -> dict[int, Tensor]:
+    if worker.protocol.units != "heads":
+        return {}
+    body, layers = worker.body, set(worker.protocol.layers)
     found: dict[int, Tensor] = {}
     layer = -1
 

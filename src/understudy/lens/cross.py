@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from understudy.errors import UnderstudyError
 from understudy.identity import attributes
-from understudy.lens.passes import Given, opened, walk
+from understudy.lens.passes import Given, drops, opened, walk
 from understudy.meter import Progress
 from understudy.resume import BUDGET, Suffix
 from understudy.search import Pairs, Search, as_search
-from understudy.store import NOISE_FACTOR
 
 
 def across(
@@ -24,7 +23,7 @@ def across(
     inputs: Given,
     *,
     source: int,
-    substitutes: Sequence[int],
+    substitutes: int | Sequence[int],
     units: str = "heads",
     search: str | Search = "grid:31",
     outcome: str = "auto",
@@ -43,6 +42,9 @@ def across(
     source: the layer whose units are removed. substitutes: the later layers whose units are rescaled, one at a time.
     The search must not start from slopes: a grid, or a search of one's own. Units are "heads" or "kv".
     """
+    if not isinstance(source, int):
+        raise UnderstudyError(f"The source is one layer, but {source!r} was given.")
+    wanted = [substitutes] if isinstance(substitutes, int) else list(substitutes)
     way = as_search(search)
     if way.sloped:
         raise UnderstudyError(f"search={way.name!r} starts from slopes within a layer: across layers, give 'grid:N'.")
@@ -52,11 +54,9 @@ def across(
         model, inputs, layers=source, units=units, search=way, outcome=outcome, threshold=threshold, budget=budget
     ) as worker:
         first = worker.protocol.layers[0]
-        later = [worker.body.layer_index(layer) for layer in substitutes]
+        later = [worker.body.layer_index(layer) for layer in wanted]
         if not later or min(later) <= first:
-            raise UnderstudyError(
-                f"Substitutes come after the source's layer {first}, but {list(substitutes)} were given."
-            )
+            raise UnderstudyError(f"Substitutes come after the source's layer {first}, but {wanted} were given.")
         found: dict[str, list[np.ndarray]] = {}
         for _, suffix in walk(worker, progress):
             for name, value in _across(suffix, later, way, threshold).items():
@@ -78,10 +78,7 @@ def across(
 
 def _across(suffix: Suffix, later: Sequence[int], search: Search, threshold: float) -> dict[str, np.ndarray]:
     count, units = suffix.taken.count, suffix.layer.units
-    noise = suffix.noise().cpu()
-    alone, owners = (1 - torch.eye(units)).repeat(count, 1), torch.arange(count).repeat_interleave(units)
-    drop = suffix.resume(alone, owners).cpu().view(count, units)
-    valid = drop > (NOISE_FACTOR * noise[:, None]).clamp(min=threshold)
+    drop, valid = drops(suffix, threshold)
     tables: dict[str, list[Tensor]] = {"substitutability": [], "compensation": [], "damage": []}
     for layer in later:
         others = suffix.body.sites[layer].units

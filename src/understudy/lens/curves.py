@@ -9,11 +9,10 @@ from torch import nn
 
 from understudy.errors import UnderstudyError
 from understudy.identity import attributes
-from understudy.lens.passes import Given, gathered, opened, walk
+from understudy.lens.passes import Given, drops, gathered, opened, walk
 from understudy.meter import Progress
 from understudy.resume import BUDGET, Suffix
 from understudy.search import Grid, Pairs, as_search
-from understudy.store import NOISE_FACTOR
 from understudy.worker import Layers
 
 
@@ -22,6 +21,7 @@ def curves(
     inputs: Given,
     *,
     layers: Layers = "last",
+    units: str = "heads",
     search: str = "grid:31",
     outcome: str = "auto",
     threshold: float = 1e-5,
@@ -43,7 +43,7 @@ def curves(
     if not isinstance(grid, Grid):
         raise UnderstudyError(f"Curves are measured on a grid, such as 'grid:31', but {search!r} was given.")
     with opened(
-        model, inputs, layers=layers, search=grid, outcome=outcome, threshold=threshold, budget=budget
+        model, inputs, layers=layers, units=units, search=grid, outcome=outcome, threshold=threshold, budget=budget
     ) as worker:
         drops: list[list[np.ndarray]] = []
         tables: list[list[np.ndarray]] = []
@@ -72,16 +72,16 @@ def curves(
 
 def _curves(suffix: Suffix, grid: Grid, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     count, units, alphas = suffix.taken.count, suffix.layer.units, grid.alphas()
-    noise = suffix.noise().cpu()
-    alone, owners = (1 - torch.eye(units)).repeat(count, 1), torch.arange(count).repeat_interleave(units)
-    drop = suffix.resume(alone, owners).cpu().view(count, units)
-    valid = drop > (NOISE_FACTOR * noise[:, None]).clamp(min=threshold)
+    drop, valid = drops(suffix, threshold)
     index = (valid[:, :, None] & ~torch.eye(units, dtype=torch.bool)).nonzero(as_tuple=True)
     owner, source, substitute = index
     pairs = Pairs(owner, source, substitute, drop[owner, source], units)
     table = torch.full((count, units, units, len(alphas)), torch.nan, dtype=torch.float64)
     if len(pairs):
-        which = torch.arange(len(pairs)).repeat_interleave(len(alphas))
-        found = pairs.run(which, alphas.repeat(len(pairs)), lambda g, o: suffix.resume(g, o).cpu())
-        table[index] = found.view(len(pairs), -1)
+        away = (alphas - 1).abs() > 1e-12  # at one it is the drop itself, exactly
+        which = torch.arange(len(pairs)).repeat_interleave(int(away.sum()))
+        found = pairs.run(which, alphas[away].repeat(len(pairs)), lambda g, o: suffix.resume(g, o).cpu())
+        each = pairs.drop[:, None].repeat(1, len(alphas))
+        each[:, away] = found.view(len(pairs), -1)
+        table[index] = each
     return drop.numpy(), table.numpy()

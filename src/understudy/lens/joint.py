@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from understudy.divergence import kl
 from understudy.errors import UnderstudyError
-from understudy.lens.passes import Given, opened
+from understudy.identity import attributes
+from understudy.lens.passes import Given, opened, walk
 from understudy.lens.subsets import LIMIT, best_by_utility, count_subsets, largest, subsets
 from understudy.meter import Meter, Progress
 from understudy.organize.bootstrap import interval, value
@@ -27,8 +28,9 @@ def joint(
     model: nn.Module,
     inputs: Given,
     *,
-    keep: Sequence[int],
+    keep: int | Sequence[int],
     layer: int = -1,
+    units: str = "heads",
     policies: Mapping[str, np.ndarray] | None = None,
     utilities: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
     accuracy: bool = False,
@@ -57,16 +59,21 @@ def joint(
     | `subset` | policy, keep, input, unit | the units that were kept |
     | `dense_correct` | input | the same for the dense model |
     """
-    sizes = sorted({int(size) for size in keep})
+    sizes = _sizes(keep)
     scores = dict(policies or {})
     pairwise = dict(utilities or {})
-    with opened(model, inputs, layers=layer, outcome=outcome, budget=budget) as worker:
-        units = worker.body.sites[worker.protocol.layers[0]].units
+    with opened(model, inputs, layers=layer, units=units, outcome=outcome, budget=budget) as worker:
+        number = worker.body.sites[worker.protocol.layers[0]].units
         if not sizes:
-            raise UnderstudyError(f"Give the budgets to keep, each from 1 to {units}.")
-        total = sum(count_subsets(units, size, limit) for size in sizes)
+            raise UnderstudyError(f"Give the budgets to keep, each from 1 to {number}.")
+        total = sum(count_subsets(number, size, limit) for size in sizes)
         names = [ORACLE, *scores, *pairwise]
-        _refuse_shapes(scores, pairwise, len(worker.inputs), units)
+        _refuse_scores(scores, pairwise, len(worker.inputs), number)
+        if accuracy and "labels" not in worker.inputs.batch([0]):
+            raise UnderstudyError(
+                "Accuracy needs a label for each input, which these do not bring: add `labels` to the batch dict, or "
+                "give them to images(...)."
+            )
         chosen = {
             size: {
                 **{name: largest(np.asarray(score), size) for name, score in scores.items()},
@@ -77,36 +84,44 @@ def joint(
         meter = Meter(progress, total * len(worker.inputs))
         parts = []
         start = 0
-        for captured in worker.captures(range(len(worker.inputs))):
-            (suffix,) = worker.suffixes(captured)
+        for captured, suffix in walk(worker):
             span = slice(start, start + captured.taken.count)
             start = span.stop
             labels = captured.taken.batch.get("labels") if worker.protocol.outcome == "classes" else None
             best = [
                 {
                     ORACLE: _oracle(suffix, size, limit, meter),
-                    **{name: _run(suffix, mask[span][:, None]) for name, mask in chosen[size].items()},
+                    **{name: _one(suffix, mask[span]) for name, mask in chosen[size].items()},
                 }
                 for size in sizes
             ]
-            if accuracy and labels is None:
-                raise UnderstudyError(
-                    "Accuracy needs a label for each input, which these do not bring: add `labels` to the batch dict, "
-                    "or give them to images(...)."
-                )
             dense = None if labels is None else suffix.predictions().cpu().numpy()
             parts.append(_Part(best, None if labels is None else labels.cpu().numpy(), dense))
-        coords = {"policy": names, "keep": sizes, "input": list(worker.inputs.ids), "unit": np.arange(units)}
-    return _dataset(parts, names, sizes, coords)
+        coords = {"policy": names, "keep": sizes, "input": list(worker.inputs.ids), "unit": np.arange(number)}
+        known = attributes(worker.body, worker.inputs, worker.protocol, suffix.dtype)
+    return _dataset(parts, names, sizes, coords).assign_attrs({**known, "search": "every subset"})
 
 
-def _refuse_shapes(
+def _sizes(keep: int | Sequence[int]) -> list[int]:
+    given = [keep] if isinstance(keep, int) else list(keep)
+    if any(not isinstance(size, int | np.integer) or isinstance(size, bool) for size in given):
+        raise UnderstudyError(f"Budgets are whole numbers of units, but {given} was given.")
+    return sorted({int(size) for size in given})
+
+
+def _refuse_scores(
     scores: Mapping[str, np.ndarray], pairwise: Mapping[str, tuple[np.ndarray, np.ndarray]], inputs: int, units: int
 ) -> None:
-    for name, given in {**scores, **{name: weight for name, (_, weight) in pairwise.items()}}.items():
-        if np.shape(given) != (inputs, units):
+    if ORACLE in {*scores, *pairwise} or set(scores) & set(pairwise):
+        raise UnderstudyError(f"Policies need names of their own, and {ORACLE!r} is taken.")
+    wanted: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    wanted |= {name: (np.shape(score), (inputs, units)) for name, score in scores.items()}
+    wanted |= {name: (np.shape(weight), (inputs, units)) for name, (_, weight) in pairwise.items()}
+    wanted |= {f"{name}, S": (np.shape(S), (inputs, units, units)) for name, (S, _) in pairwise.items()}
+    for name, (shape, right) in wanted.items():
+        if shape != right:
             raise UnderstudyError(
-                f"The scores of {name!r} are {np.shape(given)}, but there are {inputs} inputs of {units} units."
+                f"The scores of {name!r} are {shape}, but {inputs} inputs of {units} units need {right}."
             )
 
 
@@ -117,28 +132,35 @@ def _numbers(logits: Tensor, dense: Tensor, p: Tensor) -> Tensor:
 
 
 def _oracle(suffix: Suffix, size: int, limit: int, meter: Meter) -> tuple[np.ndarray, np.ndarray]:
-    """The best subset of each input, and its numbers; subsets are streamed."""
+    """The best subset of each input, and its numbers; subsets are streamed. NaN where none gives a number."""
     count, units = suffix.taken.count, suffix.layer.units
-    numbers, masks = np.full((count, 3), np.inf), np.zeros((count, units), dtype=bool)
+    numbers, masks = np.full((count, 3), np.nan), np.zeros((count, units), dtype=bool)
     for part in subsets(units, size, limit=limit):
         meter.expect(len(part) * count, len(part) * count)
-        found, _ = _run(suffix, np.broadcast_to(part, (count, *part.shape)), meter)
-        at = found[:, :, 0].argmin(-1)
-        value = found[np.arange(count), at]
-        better = value[:, 0] < numbers[:, 0]
-        numbers[better], masks[better] = value[better], part[at[better]]
+        found = _run(suffix, np.broadcast_to(part, (count, *part.shape)), meter)
+        known = np.where(np.isfinite(found[:, :, 0]), found[:, :, 0], np.inf)
+        at = known.argmin(-1)
+        least = known[np.arange(count), at]
+        better = least < np.nan_to_num(numbers[:, 0], nan=np.inf)
+        numbers[better], masks[better] = found[np.arange(count), at][better], part[at[better]]
         meter.close(len(part) * count)
     return numbers, masks
 
 
-def _run(suffix: Suffix, masks: np.ndarray, meter: Meter | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of retained subsets `[inputs, subsets, units]`; of one subset for each input, without that axis."""
+def _one(suffix: Suffix, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of one retained subset for each input."""
+    numbers = _run(suffix, masks[:, None])[:, 0]
+    numbers[~np.isfinite(numbers[:, 0])] = np.nan
+    return numbers, masks
+
+
+def _run(suffix: Suffix, masks: np.ndarray, meter: Meter | None = None) -> np.ndarray:
+    """The numbers of retained subsets `[inputs, subsets, units]`: `[inputs, subsets, 3]`."""
     count, each, units = masks.shape
     gates = torch.from_numpy(np.ascontiguousarray(masks.reshape(-1, units))).float()
     owner = torch.arange(count).repeat_interleave(each)
     found = suffix.resume(gates, owner, reduce=_numbers, advance=None if meter is None else meter.advance)
-    numbers = found.cpu().numpy().reshape(count, each, 3)
-    return (numbers, masks) if each > 1 else (numbers[:, 0], masks[:, 0])
+    return found.cpu().numpy().reshape(count, each, 3)
 
 
 @dataclass(frozen=True)
@@ -180,11 +202,14 @@ def joint_table(
         raise UnderstudyError(f"Policy {against!r} is not there: there are {', '.join(found['policy'].values)}.")
     rows = {}
     for size in found["keep"].values:
+        # Paired: the inputs on which every policy gave a number.
+        here = found.sel(keep=size)
+        here = here.isel(input=np.isfinite(here["kl"].values).all(0))
         for name in found["policy"].values:
-            here = found.sel(policy=name, keep=size)
-            row = {column: float(here[column].mean()) for column in ("kl", "correct", "fidelity")}
+            one = here.sel(policy=name)
+            row = {column: float(one[column].mean()) for column in ("kl", "correct", "fidelity")}
             for column in ("kl", "fidelity"):
-                gap = (here[column] - found[column].sel(policy=against, keep=size)).values
+                gap = (one[column] - here[column].sel(policy=against)).values
 
                 def statistic(draws: Array, gap: Array = gap) -> Array:
                     return np.asarray(draws @ gap / draws.sum(-1))
@@ -192,6 +217,7 @@ def joint_table(
                 low, high = interval(statistic, len(gap), confidence=confidence, resamples=resamples, seed=seed)
                 row |= {f"{column}_gap": float(value(statistic, len(gap)))}
                 row |= {f"{column}_gap_low": float(low), f"{column}_gap_high": float(high)}
+            row["left_out"] = found.sizes["input"] - here.sizes["input"]
             rows[int(size), str(name)] = row
     table = pd.DataFrame.from_dict(rows, orient="index")
     table.index = pd.MultiIndex.from_tuples(list(rows), names=["keep", "policy"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from understudy.errors import UnderstudyError
 from understudy.inputs.batch import Inputs
 from understudy.meter import Meter, Progress
 from understudy.resume import BUDGET, Suffix
 from understudy.search import Search
+from understudy.store import NOISE_FACTOR
 from understudy.worker import Captured, Job, Layers, Worker
 
 Given = Inputs | Mapping[str, Tensor]
@@ -49,13 +51,29 @@ def opened(
         yield worker
 
 
-def walk(worker: Worker, progress: Progress | None = None) -> Iterator[tuple[Captured, Suffix]]:
-    """Every batch of inputs at every layer; the layers of a batch follow each other."""
+def walk(
+    worker: Worker, progress: Progress | None = None, before: Callable[[Captured], None] | None = None
+) -> Iterator[tuple[Captured, Suffix]]:
+    """Every batch of inputs at every layer; the layers of a batch follow each other.
+
+    before: called with each batch while the model still has its own precision.
+    """
     meter = Meter(progress, len(worker.inputs) * len(worker.protocol.layers))
     for captured in worker.captures(range(len(worker.inputs))):
+        if before is not None:
+            before(captured)
         for suffix in worker.suffixes(captured):
             yield captured, suffix
             meter.close(captured.taken.count)
+
+
+def drops(suffix: Suffix, threshold: float) -> tuple[Tensor, Tensor]:
+    """D_drop of every source of a batch, and which sources are valid: `[inputs, units]` each."""
+    count, units = suffix.taken.count, suffix.layer.units
+    noise = suffix.noise().cpu()
+    alone, owners = (1 - torch.eye(units)).repeat(count, 1), torch.arange(count).repeat_interleave(units)
+    drop = suffix.resume(alone, owners).cpu().view(count, units)
+    return drop, drop > (NOISE_FACTOR * noise[:, None]).clamp(min=threshold)
 
 
 def gathered(parts: list[list[Any]]) -> np.ndarray:
@@ -78,7 +96,10 @@ def targets(worker: Worker, captured: Captured, suffix: Suffix) -> Tensor:
     if labels is None:
         return own
     labels = labels.to(own.device)
+    if bool((labels >= suffix.classes).any()):
+        raise UnderstudyError(f"A label is {int(labels.max())}, but the model has {suffix.classes} classes.")
     if worker.protocol.outcome == "classes":
-        return labels[owner].long()
+        found = labels[owner].long()
+        return torch.where(found >= 0, found, own)
     found = labels[owner, token].long()
     return torch.where(found >= 0, found, own)

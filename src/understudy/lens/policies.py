@@ -67,7 +67,8 @@ def policies(
 
     The fixed alpha of a pair minimises its mean KL on the calibration split; everything is evaluated on the other
     inputs, over valid sources: a mean over each layer's source-input pairs, then over layers. `S_gap` is the policy's
-    mean S minus that of `conditional_oracle`, on the same resampled inputs. The split is in `attrs`.
+    mean S minus that of `conditional_oracle`, on the same resampled inputs. `unfitted` counts sources that were valid
+    on no calibration input: at fixed alphas they recover nothing. The split is in `attrs`.
     """
     ids = [str(name) for name in curves["input"].values]
     split = Split.of(ids, calibration)
@@ -81,6 +82,9 @@ def policies(
     fitted = _known_mean(fit["divergence"].values, 0)  # [layer, i, j, alpha]
     alpha = _argmin(fitted)  # [layer, i, j]
     at_fixed = np.take_along_axis(D, np.broadcast_to(alpha, D.shape[:-1])[..., None], -1)[..., 0]
+    # A source that is valid on no calibration input has nothing fitted: it is left as it is, which is the drop.
+    known = np.isfinite(fitted).any(-1)
+    at_fixed = np.where(known | np.isnan(at_fixed), at_fixed, drop[..., None])
     fixed = _argmin(np.take_along_axis(fitted, alpha[..., None], -1)[..., 0])  # [layer, i]
 
     fixed = np.broadcast_to(fixed, drop.shape)
@@ -97,11 +101,14 @@ def policies(
         "taylor_oracle": _at(least, strongest),
         "conditional_oracle": _at(least, _argmin(least)),
     }
-    return _table(damage, drop, split, confidence=confidence, resamples=resamples, seed=seed)
+    # Where a policy has no candidate, nothing stands in.
+    damage = {name: np.where(valid & ~np.isfinite(found), drop, found) for name, found in damage.items()}
+    unfitted = int((valid & ~known.any(-1)).sum())
+    return _table(damage, drop, split, unfitted, confidence=confidence, resamples=resamples, seed=seed)
 
 
 def _table(
-    damage: dict[str, Array], drop: Array, split: Split, *, confidence: float, resamples: int, seed: int
+    damage: dict[str, Array], drop: Array, split: Split, unfitted: int, *, confidence: float, resamples: int, seed: int
 ) -> pd.DataFrame:
     """Means over valid sources, with the intervals of all policies on the same resampled inputs."""
     names, count = list(damage), len(drop)
@@ -126,7 +133,7 @@ def _table(
         ends = interval(gap, count, confidence=confidence, resamples=resamples, seed=seed)
         columns[f"{column}_gap_low"], columns[f"{column}_gap_high"] = ends
     table = pd.DataFrame(columns, index=pd.Index(names, name="policy"))
-    table["sources"] = int(np.isfinite(damage["drop"]).sum())
+    table["sources"], table["unfitted"] = int(np.isfinite(damage["drop"]).sum()), unfitted
     table.attrs = {"calibration": list(split.calibration), "evaluation": list(split.evaluation)}
     return table
 

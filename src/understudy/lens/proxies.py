@@ -31,14 +31,15 @@ def proxies(
     S = run["substitutability"].transpose("input", "layer", "source", "substitute").values
     rows = {}
     for name in PROXIES:
-        found = within_source(S, _scores(signals[name], S.shape))
+        scores = _scores(signals[name], S.shape)
+        found = within_source(S, scores)
         mean = pooled_mean([found[:, layer] for layer in range(S.shape[1])])
 
         def statistic(draws: Array, mean: Statistic = mean) -> Array:
             return np.asarray(with_all(mean(draws))[-1])
 
         low, high = interval(statistic, len(S), confidence=confidence, resamples=resamples, seed=seed)
-        valid = np.isfinite(S).any(-1)
+        valid = (np.isfinite(S) & np.isfinite(scores)).any(-1)
         rows[name] = {
             "spearman": float(value(statistic, len(S))),
             "spearman_low": float(low),

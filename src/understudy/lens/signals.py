@@ -7,6 +7,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
+from understudy.identity import attributes
 from understudy.lens.attention import attention_maps
 from understudy.lens.parameters import parameter_vectors
 from understudy.lens.passes import Given, gathered, opened, targets, walk
@@ -23,6 +24,7 @@ def signals(
     inputs: Given,
     *,
     layers: Layers = "last",
+    units: str = "heads",
     outcome: str = "auto",
     budget: int = BUDGET,
     progress: Progress | None = None,
@@ -44,14 +46,14 @@ def signals(
     | `parameters` | layer, source, substitute | cosine of the weights of q, k, v and o, without biases |
 
     The cross-entropy is with the label or the next token, else with the model's own prediction. Tokens that are
-    padding count in none of them.
+    padding count in none of them. For units that are no heads, `attention` and `parameters` are NaN.
     """
-    with opened(model, inputs, layers=layers, outcome=outcome, budget=budget) as worker:
-        maps = attention_maps(worker)
+    with opened(model, inputs, layers=layers, units=units, outcome=outcome, budget=budget) as worker:
         found: dict[str, list[list[np.ndarray]]] = {}
-        for captured, suffix in walk(worker, progress):
+        maps: dict[int, Tensor] = {}
+        for captured, suffix in walk(worker, progress, lambda batch: maps.update(attention_maps(worker, batch))):
             values = {"taylor": _taylor(suffix, targets(worker, captured, suffix)), **_contributions(suffix, captured)}
-            values["attention"] = _cosines(maps(captured, suffix.layer.index), suffix.layer.units, captured)
+            values["attention"] = _cosines(maps.get(suffix.layer.index), suffix.layer.units, captured)
             for name, value in values.items():
                 parts = found.setdefault(name, [])
                 if suffix.layer.index == worker.protocol.layers[0]:
@@ -61,12 +63,13 @@ def signals(
         unit = np.arange(len(weights[0]))
         coords = {"input": list(worker.inputs.ids), "layer": list(worker.protocol.layers)}
         coords |= {"source": unit, "substitute": unit}
+        known = attributes(worker.body, worker.inputs, worker.protocol, suffix.dtype)
     variables = {
         name: (("input", "layer", *(PAIR if name not in ("taylor", "norm") else PAIR[1:])), gathered(parts))
         for name, parts in found.items()
     }
     variables["parameters"] = (("layer", *PAIR), np.stack(weights))
-    return xr.Dataset(variables, coords)
+    return xr.Dataset(variables, coords, {**known, "search": "none"})
 
 
 def _taylor(suffix: Suffix, towards: Tensor) -> np.ndarray:

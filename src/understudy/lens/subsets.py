@@ -15,6 +15,7 @@ LIMIT = 200_000
 
 # Subsets that are looked at together.
 _AT_ONCE = 4096
+_NUMBERS = 2**22
 
 
 def count_subsets(units: int, keep: int, limit: int = LIMIT) -> int:
@@ -74,6 +75,11 @@ def utility(S: np.ndarray, weight: np.ndarray, retained: np.ndarray) -> np.ndarr
 def best_by_utility(S: np.ndarray, weight: np.ndarray, keep: int, *, limit: int = LIMIT) -> np.ndarray:
     """The subset of largest utility for each input, exactly: bool `[inputs, units]`. Ties go to the first."""
     count, units = weight.shape
+    step = max(1, _NUMBERS // (_AT_ONCE * units))  # inputs at a time: all of them would not fit
+    if count > step:
+        spans = [slice(start, start + step) for start in range(0, count, step)]
+        return np.concatenate([best_by_utility(S[span], weight[span], keep, limit=limit) for span in spans])
+    weight = np.nan_to_num(weight)
     best, chosen = np.full(count, -np.inf), np.zeros((count, units), dtype=bool)
     for part in subsets(units, keep, limit=limit):
         found = utility(S, weight, part)

@@ -45,17 +45,18 @@ def run(setting: Setting) -> Report:
     }
     table = pd.DataFrame({"ours": ours, "paper": PAPER}).rename_axis("best substitute")
 
-    rows = {}
+    rows, runs = {}, {"inputs": first}
     for kind in PERTURBATIONS[_kind(inputs.batch([0]), inputs.about.get("kind"))]:
         changed = measure(
             setting.model, perturbed(inputs, kind), layers="all", search="grid:31", progress=setting.bar(kind)
         )
         rows[kind] = agreement(first, changed)
+        runs[kind.replace(":", "-")] = changed
     rows["other inputs"] = agreement(first, first.roll(input=1, roll_coords=False))
     medians = pd.DataFrame({name: _medians(found) for name, found in rows.items()}).T.rename_axis("perturbation")
     for at, name in enumerate(("best_paper", "spearman_paper")):
         medians[name] = [each[at] for each in PAPER_AGREEMENT]
-    return Report({"switching": table, "agreement": medians}, _findings(over, medians))
+    return Report({"switching": table, "agreement": medians}, _findings(over, medians), runs)
 
 
 def _kind(batch: object, kind: object) -> str:
@@ -69,18 +70,18 @@ def _medians(found: xr.Dataset) -> dict[str, float]:
 
 
 def _findings(over: pd.DataFrame, medians: pd.DataFrame) -> tuple[Finding, ...]:
-    modal = over["modal"].median()
+    modal = float(over["modal"].median())
     return (
-        Finding(
+        Finding.of(
             "The preferred substitute is rarely fixed: on most inputs it is not the most frequent one",
-            bool(modal < 0.5),
             f"the most frequent one is best on {modal:.1%} of the inputs (median over sources)",
+            (0.5, modal),
         ),
         *(
-            Finding(
+            Finding.of(
                 f"{what} falls from the mild perturbation over the stronger one to other inputs",
-                bool((medians[column].diff().dropna() < 0).all()),
                 ", ".join(f"{name} {value:.3f}" for name, value in medians[column].items()),
+                *zip(medians[column].iloc[:-1], medians[column].iloc[1:], strict=True),
             )
             for what, column in (("Agreement of best substitutes", "best"), ("Correlation of the matrices", "spearman"))
         ),

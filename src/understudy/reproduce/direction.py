@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from understudy.measurement import measure
-from understudy.organize.summary import summary
+from understudy.organize.bootstrap import interval, value
+from understudy.organize.direction import gap, one_sided
+from understudy.organize.organization import LEVELS, each_layer, measured, only_complete, substitutability
+from understudy.organize.pooled import Array, Ranked, pooled_mean
 from understudy.reproduce.study import Finding, Report, Setting, Study, beside
 
 PAPER = {"gap_median": 0.0785, "gap_upper": 0.1767, "one_sided_10": 0.0394, "one_sided_25": 0.0162}
 
 
 def run(setting: Setting) -> Report:
-    """The paper's grid, whose exact zeros the one-sided shares need."""
+    """The paper's grid, whose exact zeros the one-sided shares need. All pairs count alike, whatever their layer."""
     inputs = setting.inputs(32)
     found = measure(setting.model, inputs, layers="all", search="grid:31", progress=setting.bar("inputs"))
-    columns = [f"{name}{end}" for name in PAPER for end in ("", "_low", "_high")]
-    row = dict(zip(columns, summary(found).loc["all", columns].to_numpy(dtype=float).tolist(), strict=True))
-    ours = pd.Series({name: row[name] for name in PAPER})
-    table = pd.DataFrame({"ours": ours, "paper": beside(ours, PAPER)})
-    for end in ("low", "high"):
-        table[f"ours_{end}"] = [row[f"{name}_{end}"] for name in PAPER]
-    pairs = found.sizes["input"] * found.sizes["layer"] * found.sizes["source"] * (found.sizes["source"] - 1) // 2
+    (found,) = measured(found)
+    known = [only_complete(S) for S in each_layer(substitutability(found))]
+    gaps = np.concatenate([gap(S) for S in known], axis=1)  # [inputs, pairs of all layers]
+    ranked = Ranked(gaps)
+    shares = {
+        name: pooled_mean([np.concatenate([one_sided(S, level, 0.0) for S in known], axis=1)])
+        for name, level in LEVELS.items()
+    }
+
+    def statistic(draws: Array) -> Array:  # [figures, resamples]
+        quantiles = [ranked.quantile(draws, q) for q in (0.5, 0.75)]
+        return np.stack([*quantiles, *(share(draws)[0] for share in shares.values())])
+
+    low, high = interval(statistic, len(gaps))
+    ours = pd.Series(dict(zip(PAPER, value(statistic, len(gaps)).tolist(), strict=True)))
+    table = pd.DataFrame({"ours": ours, "paper": beside(ours, PAPER), "ours_low": low, "ours_high": high})
+    pairs = int(np.isfinite(gaps).sum())
     findings = (
-        Finding(
+        Finding.of(
             "Substitution has a direction: the gap between the two is above zero, and its interval too",
-            row["gap_median_low"] > 0,
-            f"median {row['gap_median']:.4f} over {pairs:,} pairs of heads",
+            f"median {ours['gap_median']:.4f} over {pairs:,} pairs of heads",
+            (float(low[0]), 0.0),
         ),
-        Finding(
+        Finding.of(
             "Strongly one-sided relations are uncommon: fewer than one pair in ten",
-            row["one_sided_10"] < 0.1,
-            f"{row['one_sided_10']:.2%} at 0.10, {row['one_sided_25']:.2%} at 0.25",
+            f"{ours['one_sided_10']:.2%} at 0.10, {ours['one_sided_25']:.2%} at 0.25",
+            (0.1, float(ours["one_sided_10"])),
         ),
     )
-    return Report({"direction": table.rename_axis("figure")}, findings)
+    return Report({"direction": table.rename_axis("figure")}, findings, {"run": found})
 
 
 STUDY = Study(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import pandas as pd
+import xarray as xr
 from torch import nn
 
 from understudy.errors import UnderstudyError
@@ -38,8 +40,15 @@ class Finding:
     """A claim of the paper that can hold or fail elsewhere: an ordering or a sign, no absolute number."""
 
     claim: str
-    holds: bool
+    holds: bool | None  # None: it cannot be said here
     figures: str
+
+    @classmethod
+    def of(cls, claim: str, figures: str, *orders: tuple[float, float]) -> Finding:
+        """Holds if the first of each pair is above the second; cannot be said of what is equal or no number."""
+        if any(a < b for a, b in orders):
+            return cls(claim, False, figures)
+        return cls(claim, True if all(a > b for a, b in orders) else None, figures)
 
 
 @dataclass(frozen=True)
@@ -48,15 +57,21 @@ class Report:
 
     tables: Mapping[str, pd.DataFrame]
     findings: tuple[Finding, ...]
-    about: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, xr.Dataset]  # what was measured; its attributes say how
+    about: Mapping[str, object] = field(default_factory=dict)
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the tables as CSV, and the findings as JSON."""
+        """Write the tables as CSV, what was measured as Zarr, and the findings with the protocol as JSON."""
         folder.mkdir(parents=True, exist_ok=True)
         written = []
         for name, table in self.tables.items():
             written.append(folder / f"{name}.csv")
             table.to_csv(written[-1])
+        for name, dataset in self.data.items():
+            written.append(folder / f"{name}.zarr")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # zarr's notes on strings, as in `run`
+                dataset.drop_encoding().to_zarr(written[-1], mode="w", zarr_format=3)
         written.append(folder / "findings.json")
         found = [{"claim": f.claim, "holds": f.holds, "figures": f.figures} for f in self.findings]
         written[-1].write_text(json.dumps({**self.about, "findings": found}, indent=1) + "\n", encoding="utf-8")
