@@ -129,7 +129,7 @@ class _bars:
 def _printed(heading: str, frame: pd.DataFrame) -> Table:
     table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     # Intervals stand below their figure; counts, and differences that the paper does not give, are in the files.
-    hidden = [f"{c}_gap" for c in ("S", "kl", "fidelity") if f"{c}_gap_paper" not in frame.columns]
+    hidden = [f"{c}_gap" for c in ("S", "kl") if f"{c}_gap_paper" not in frame.columns]
     hidden += ["sources", "unfitted", "left_out", "correct_paper"]
     shown = [c for c in frame.columns if not str(c).endswith(("_low", "_high")) and c not in hidden]
     flat = frame.reset_index()
