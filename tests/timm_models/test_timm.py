@@ -105,3 +105,28 @@ def test_images_through_timms_own_transform(tmp_path):
     model = timm.create_model("vit_tiny_patch16_224", pretrained=False)
     batch = us.images(tmp_path, model).batch([0])
     assert batch["pixel_values"].shape == (1, 3, 224, 224)
+
+
+def test_neurons_and_the_lens_on_timm_models():
+    from understudy.lens.signals import signals
+
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", pretrained=False, depth=3, img_size=32, num_classes=10).eval()
+    given = {"pixel_values": torch.randn(3, 3, 32, 32)}
+    for units in ("heads", "neurons:8"):
+        assert all(layer.passed for layer in us.check(model, given, units=units))
+    before = model(given["pixel_values"])
+    seen = signals(model, given, layers="all")
+    assert torch.equal(model(given["pixel_values"]), before)
+    for name in seen.data_vars:
+        assert seen[name].notnull().all(), name
+    block = model.blocks[1]
+    block.attn.fused_attn = False
+    maps = []
+    with block.attn.attn_drop.register_forward_hook(lambda _m, args, _o: maps.append(args[0].detach())):
+        model(given["pixel_values"])
+    flat = maps[0][0].flatten(1).double()
+    cosine = torch.nn.functional.cosine_similarity(flat[:, None], flat[None], dim=-1)
+    torch.testing.assert_close(torch.from_numpy(seen["attention"].values[0, 1]), cosine, atol=1e-5, rtol=0)
+    with pytest.raises(us.UnderstudyError, match="units='kv' needs query heads that share"):
+        us.check(model, given, units="kv")
