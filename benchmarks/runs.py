@@ -146,6 +146,7 @@ def plan() -> list[dict[str, Any]]:
         ("digits", us.load("digits"), us.digits(128), {"layers": "all"}),
         ("digits-12", us.load("digits-12"), us.digits(16), {"layers": "last", "search": "grid:31"}),
         ("stdlib", us.load("stdlib"), us.stdlib(6, length=64), {"layers": "quarters", "search": "grid:16"}),
+        ("stdlib", us.load("stdlib"), us.stdlib(16, length=64), {"layers": "all"}),
         ("stdlib", us.load("stdlib"), us.stdlib(16, length=128), {"layers": "all", "search": "estimate"}),
     ]
     for (name, case), search in zip(cases.items(), ("grid:31", "estimate", "estimate"), strict=True):

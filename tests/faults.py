@@ -96,7 +96,7 @@ def killed(folder: Path, times: int = 20) -> str:
     kept = []
     for _ in range(times):
         process = _started(out, slowly=0.003)
-        time.sleep(chance.uniform(0.05, 0.6))
+        time.sleep(chance.uniform(0.1, 1.2))
         process.kill()
         process.join()
         kept.append(_shards(out))
@@ -124,7 +124,7 @@ def interrupted(folder: Path) -> str:
 
 
 def disk_full(folder: Path) -> str:
-    """A file system of 400 KB, in a mount namespace of its own; then a larger one."""
+    """A file system of 300 KB, in a mount namespace of its own; then a larger one."""
     out = folder / "disk" / "run.zarr"
     out.parent.mkdir()
     measure = f"{sys.executable} -m understudy measure digits --layers 0,3 --search grid:6 --count {COUNT} --shard 2"

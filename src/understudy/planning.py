@@ -20,12 +20,15 @@ from understudy.costs import NOISE_ROWS, Rates, Shape, cost
 from understudy.errors import UnderstudyError
 from understudy.inputs.batch import Batch, Inputs, as_inputs
 from understudy.resume import BUDGET, Suffix, kl_and_bend
-from understudy.search import Search, as_search
+from understudy.search import Pairs, Search, as_search
 from understudy.surgery import opened
 from understudy.worker import Job, Layers, Worker, resolve_layers
 
 # Inputs differ in length; so many, evenly spread, stand for all.
 _SAMPLE = 64
+
+# Pairs are searched for at most so many seconds, of sources whose removal matters.
+_SEARCHED, _MEANINGFUL = 5.0, 1e-5
 
 # A row is timed for about so long, among at most so many, of so many inputs.
 _SECONDS, _MOST_ROWS, _TIMED = 0.5, 4096, 16
@@ -68,7 +71,8 @@ def plan(
     7264.0
 
     rate: floating-point operations a second that the machine will reach; then no weights are needed. By default a few
-    rows of the model are timed here, for a few seconds. workers: replicas that share the inputs.
+    rows of the model are timed here, and a few pairs searched, for some seconds. workers: replicas that share the
+    inputs.
     """
     body, chosen, way = anatomy(model).cut(units), as_inputs(inputs), as_search(search)
     numbers, kind = resolve_layers(body, layers), outcomes.resolve(body, outcome)
@@ -80,6 +84,7 @@ def plan(
     with opened(model):
         shapes = [_shape(body, kind, chosen.batch([index])) for index in sample]
     costs = [cost(shape, inputs=1, layers=numbers, search=way) for shape in shapes]
+    evaluations = sum(each.evaluations for each in costs)
     if rate is not None:
         seconds = sum(Rates.given(rate).seconds(each.work) for each in costs)
     else:
@@ -96,7 +101,9 @@ def plan(
             budget=budget,
             shard=None,
         )
-        count, seconds = _timed(job, shapes)
+        count, seconds, looks = _timed(job, shapes)
+        pairs = shapes[0].units * (shapes[0].units - 1)
+        evaluations += len(costs) * len(numbers) * pairs * (looks - way.expected(shapes[0].units))
         # Of the other inputs the law says how much longer or shorter they take.
         seconds *= sum(each.work.flops for each in costs) / sum(each.work.flops for each in costs[:count])
     times = len(chosen) / len(sample)
@@ -105,7 +112,7 @@ def plan(
         layers=numbers,
         units=shapes[0].units,
         search=way.name,
-        evaluations=sum(each.evaluations for each in costs) * times,
+        evaluations=evaluations * times,
         flops=sum(each.work.flops for each in costs) * times,
         seconds=seconds * times / workers,
         weights=sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -114,8 +121,11 @@ def plan(
     )
 
 
-def _timed(job: Job, shapes: Sequence[Shape]) -> tuple[int, float]:
-    """How many inputs are captured together, and their seconds: at some layers a row and a slope are timed here."""
+def _timed(job: Job, shapes: Sequence[Shape]) -> tuple[int, float, float]:
+    """How many inputs are captured together, their seconds, and how often the search looks at a pair.
+
+    At some layers a row and a slope are timed, and some pairs are searched: how often depends on the model.
+    """
     if any(p.device.type == "meta" for p in job.open()[0].parameters()):
         raise UnderstudyError("A model without weights here cannot be timed: give a rate (--rate).")
     with Worker(job) as worker:
@@ -124,19 +134,44 @@ def _timed(job: Job, shapes: Sequence[Shape]) -> tuple[int, float]:
         captured = next(worker.captures(range(len(worker.inputs))))
         count, units = len(captured.names), shapes[0].units
         seconds = _each(lambda _: next(worker.captures(range(len(worker.inputs)))), 1)
-        rows = NOISE_ROWS + units * (units - 1) * search.expected(units)
 
         def work(layer: int) -> float:
             return sum(shape.row(layer).flops for shape in shapes[:count])
 
-        found = []
+        found, looks = [], []
         for suffix in worker.suffixes(captured):
             if suffix.layer.index in at:
                 row = _each(partial(_rows, suffix), 4)
                 source = _each(partial(_slopes, suffix), 2) if search.sloped else row
+                looks.append(_looks(suffix, search, row))
+                rows = NOISE_ROWS + units * (units - 1) * looks[-1]
                 found.append(count * (rows * row + units * source) / work(suffix.layer.index))
     # Between the layers that were timed, by the law.
-    return count, seconds + sum(float(np.interp(layer, at, found)) * work(layer) for layer in layers)
+    seconds += sum(float(np.interp(layer, at, found)) * work(layer) for layer in layers)
+    return count, seconds, statistics.mean(looks)
+
+
+def _looks(suffix: Suffix, search: Search, row: float) -> float:
+    """How many evaluations a pair takes, from some sources of the first input where that is quick."""
+    units = suffix.layer.units
+    sources = min(units, int(_SEARCHED / (row * (units - 1) * max(1.0, search.expected(units)))))
+    if not search.sloped or sources < 1 or search.expected(units) == 0:
+        return search.expected(units)
+    owners = torch.zeros(units, dtype=torch.int64)
+    reduced, slopes = (v.cpu() for v in suffix.slopes(1 - torch.eye(units), owners, reduce=kl_and_bend))
+    drop, bend = reduced.unbind(-1)
+    wanted = ~torch.eye(units, dtype=torch.bool) & (drop > _MEANINGFUL)[:, None]
+    source, substitute = wanted.nonzero(as_tuple=True)
+    few = torch.isin(source, source.unique()[:sources])  # type: ignore[no-untyped-call]
+    source, substitute = source[few], substitute[few]
+    if not len(source):
+        return search.expected(units)
+    pairs = Pairs(
+        torch.zeros_like(source), source, substitute, drop[source], units, slopes[source, substitute], bend[substitute]
+    )
+    before = int(suffix.evaluations.sum())
+    search.best(pairs, lambda gates, owner: suffix.resume(gates, owner).cpu())
+    return (int(suffix.evaluations.sum()) - before) / len(pairs)
 
 
 def _rows(suffix: Suffix, rows: int) -> None:
