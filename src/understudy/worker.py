@@ -130,6 +130,11 @@ class Worker:
     ) -> None:
         self._stack.close()
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of everything after a site."""
+        return self._precision.dtype
+
     def about(self) -> About:
         """What the run will be."""
         units = {self.body.sites[layer].units for layer in self.protocol.layers}
@@ -144,7 +149,7 @@ class Worker:
             "source": number,
             "substitute": number,
         }
-        attributes = identity.attributes(self.body, self.inputs, self.protocol, self._precision.dtype)
+        attributes = identity.attributes(self.body, self.inputs, self.protocol, self.dtype)
         return About(attributes, coords, self._job.shard or self._shard_size(len(number)))
 
     def measure(self, span: range, meter: Meter, budget: int | None = None) -> Shard:
@@ -187,7 +192,7 @@ class Worker:
                     captured.taken,
                     layer,
                     captured.reads,
-                    dtype=self._precision.dtype,
+                    dtype=self.dtype,
                     budget=self._budget,
                 )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from understudy.errors import UnderstudyError
 from understudy.identity import attributes
-from understudy.lens.passes import Given, drops, opened, walk
+from understudy.lens.passes import Given, collected, drops, opened
 from understudy.meter import Progress
 from understudy.resume import BUDGET, Suffix
 from understudy.search import Pairs, Search, as_search
@@ -57,12 +57,9 @@ def across(
         later = [worker.body.layer_index(layer) for layer in wanted]
         if not later or min(later) <= first:
             raise UnderstudyError(f"Substitutes come after the source's layer {first}, but {wanted} were given.")
-        found: dict[str, list[np.ndarray]] = {}
-        for _, suffix in walk(worker, progress):
-            for name, value in _across(suffix, later, way, threshold).items():
-                found.setdefault(name, []).append(value)
+        found = collected(worker, lambda _, suffix: _across(suffix, later, way, threshold), progress)
         sizes = worker.body.sites[first].units, worker.body.sites[later[0]].units
-        known = attributes(worker.body, worker.inputs, worker.protocol, suffix.dtype)
+        known = attributes(worker.body, worker.inputs, worker.protocol, worker.dtype)
         coords = {
             "input": list(worker.inputs.ids),
             "substitute_layer": later,
@@ -71,7 +68,7 @@ def across(
         }
     dims = ("input", "substitute_layer", "source", "substitute")
     variables = {
-        name: (dims if name != "drop" else ("input", "source"), np.concatenate(parts)) for name, parts in found.items()
+        name: (dims if name != "drop" else ("input", "source"), values[:, 0]) for name, values in found.items()
     }
     return xr.Dataset(variables, coords, {**known, "source_layer": first})
 

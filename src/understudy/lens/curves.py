@@ -9,7 +9,7 @@ from torch import nn
 
 from understudy.errors import UnderstudyError
 from understudy.identity import attributes
-from understudy.lens.passes import Given, drops, gathered, opened, walk
+from understudy.lens.passes import Given, collected, drops, opened
 from understudy.meter import Progress
 from understudy.resume import BUDGET, Suffix
 from understudy.search import Grid, Pairs, as_search
@@ -45,20 +45,12 @@ def curves(
     with opened(
         model, inputs, layers=layers, units=units, search=grid, outcome=outcome, threshold=threshold, budget=budget
     ) as worker:
-        drops: list[list[np.ndarray]] = []
-        tables: list[list[np.ndarray]] = []
-        for _, suffix in walk(worker, progress):
-            if suffix.layer.index == worker.protocol.layers[0]:
-                drops.append([])
-                tables.append([])
-            drop, table = _curves(suffix, grid, threshold)
-            drops[-1].append(drop)
-            tables[-1].append(table)
+        found = collected(worker, lambda _, suffix: _curves(suffix, grid, threshold), progress)
         unit = np.arange(worker.body.sites[worker.protocol.layers[0]].units)
         coords = {"input": list(worker.inputs.ids), "layer": list(worker.protocol.layers)}
         coords |= {"source": unit, "substitute": unit, "alpha": grid.alphas().numpy()}
-        known = attributes(worker.body, worker.inputs, worker.protocol, suffix.dtype)
-    D, drop = gathered(tables), gathered(drops)
+        known = attributes(worker.body, worker.inputs, worker.protocol, worker.dtype)
+    D, drop = found["divergence"], found["drop"]
     with np.errstate(invalid="ignore"):
         S = 1 - np.minimum(D.min(-1), drop[..., None]) / drop[..., None]
     dims = ("input", "layer", "source", "substitute")
@@ -70,7 +62,7 @@ def curves(
     return xr.Dataset(variables, coords, known)
 
 
-def _curves(suffix: Suffix, grid: Grid, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+def _curves(suffix: Suffix, grid: Grid, threshold: float) -> dict[str, np.ndarray]:
     count, units, alphas = suffix.taken.count, suffix.layer.units, grid.alphas()
     drop, valid = drops(suffix, threshold)
     index = (valid[:, :, None] & ~torch.eye(units, dtype=torch.bool)).nonzero(as_tuple=True)
@@ -84,4 +76,4 @@ def _curves(suffix: Suffix, grid: Grid, threshold: float) -> tuple[np.ndarray, n
         each = pairs.drop[:, None].repeat(1, len(alphas))
         each[:, away] = found.view(len(pairs), -1)
         table[index] = each
-    return drop.numpy(), table.numpy()
+    return {"drop": drop.numpy(), "divergence": table.numpy()}

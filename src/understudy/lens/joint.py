@@ -98,7 +98,7 @@ def joint(
             dense = None if labels is None else suffix.predictions().cpu().numpy()
             parts.append(_Part(best, None if labels is None else labels.cpu().numpy(), dense))
         coords = {"policy": names, "keep": sizes, "input": list(worker.inputs.ids), "unit": np.arange(number)}
-        known = attributes(worker.body, worker.inputs, worker.protocol, suffix.dtype)
+        known = attributes(worker.body, worker.inputs, worker.protocol, worker.dtype)
     return _dataset(parts, names, sizes, coords).assign_attrs({**known, "search": "every subset"})
 
 

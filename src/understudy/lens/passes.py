@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -76,9 +75,21 @@ def drops(suffix: Suffix, threshold: float) -> tuple[Tensor, Tensor]:
     return drop, drop > (NOISE_FACTOR * noise[:, None]).clamp(min=threshold)
 
 
-def gathered(parts: list[list[Any]]) -> np.ndarray:
-    """What a walk found, one list of layers for each batch: `[input, layer, ...]`."""
-    return np.concatenate([np.stack([np.asarray(value) for value in layers], axis=1) for layers in parts])
+def collected(
+    worker: Worker,
+    of: Callable[[Captured, Suffix], Mapping[str, np.ndarray]],
+    progress: Progress | None = None,
+    before: Callable[[Captured], None] | None = None,
+) -> dict[str, np.ndarray]:
+    """What is said `of` every batch at every layer, `[inputs, ...]` each, put together: `[input, layer, ...]`."""
+    parts: dict[str, list[list[np.ndarray]]] = {}
+    for captured, suffix in walk(worker, progress, before):
+        for name, value in of(captured, suffix).items():
+            batches = parts.setdefault(name, [])
+            if suffix.layer.index == worker.protocol.layers[0]:
+                batches.append([])
+            batches[-1].append(value)
+    return {name: np.concatenate([np.stack(each, axis=1) for each in batches]) for name, batches in parts.items()}
 
 
 def targets(worker: Worker, captured: Captured, suffix: Suffix) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from understudy.identity import attributes
 from understudy.lens.attention import attention_maps
 from understudy.lens.parameters import parameter_vectors
-from understudy.lens.passes import Given, gathered, opened, targets, walk
+from understudy.lens.passes import Given, collected, opened, targets
 from understudy.meter import Progress
 from understudy.resume import BUDGET, Suffix
 from understudy.site import linear_map
@@ -49,24 +49,22 @@ def signals(
     padding count in none of them. For units that are no heads, `attention` and `parameters` are NaN.
     """
     with opened(model, inputs, layers=layers, units=units, outcome=outcome, budget=budget) as worker:
-        found: dict[str, list[list[np.ndarray]]] = {}
         maps: dict[int, Tensor] = {}
-        for captured, suffix in walk(worker, progress, lambda batch: maps.update(attention_maps(worker, batch))):
-            values = {"taylor": _taylor(suffix, targets(worker, captured, suffix)), **_contributions(suffix, captured)}
-            values["attention"] = _cosines(maps.get(suffix.layer.index), suffix.layer.units, captured)
-            for name, value in values.items():
-                parts = found.setdefault(name, [])
-                if suffix.layer.index == worker.protocol.layers[0]:
-                    parts.append([])
-                parts[-1].append(value)
+
+        def each(captured: Captured, suffix: Suffix) -> dict[str, np.ndarray]:
+            taylor = _taylor(suffix, targets(worker, captured, suffix))
+            attention = _cosines(maps.get(suffix.layer.index), suffix.layer.units, captured)
+            return {"taylor": taylor, **_contributions(suffix, captured), "attention": attention}
+
+        found = collected(worker, each, progress, lambda batch: maps.update(attention_maps(worker, batch)))
         weights = [_cosine(parameter_vectors(worker.body, layer)) for layer in worker.protocol.layers]
         unit = np.arange(len(weights[0]))
         coords = {"input": list(worker.inputs.ids), "layer": list(worker.protocol.layers)}
         coords |= {"source": unit, "substitute": unit}
-        known = attributes(worker.body, worker.inputs, worker.protocol, suffix.dtype)
+        known = attributes(worker.body, worker.inputs, worker.protocol, worker.dtype)
     variables = {
-        name: (("input", "layer", *(PAIR if name not in ("taylor", "norm") else PAIR[1:])), gathered(parts))
-        for name, parts in found.items()
+        name: (("input", "layer", *(PAIR if name not in ("taylor", "norm") else PAIR[1:])), values)
+        for name, values in found.items()
     }
     variables["parameters"] = (("layer", *PAIR), np.stack(weights))
     return xr.Dataset(variables, coords, {**known, "search": "none"})
