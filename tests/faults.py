@@ -111,7 +111,9 @@ def interrupted(folder: Path) -> str:
     out = folder / "run.zarr"
     command = [sys.executable, "-m", "understudy", "measure", "digits", "--layers", "0,3", "--search", "grid:6"]
     command += ["--count", "256", "--shard", "2", "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # What runs in the background of a shell ignores the signal, and so would its children.
+    listening = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listening)
     _until(lambda: _shards(out) > 1, 120)
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1]
