@@ -11,8 +11,8 @@ from understudy.errors import UnderstudyError
 from understudy.inputs.digits import digits
 from understudy.inputs.stdlib import encode, stdlib, training_files
 from understudy.recipes import RECIPES
-from understudy.recipes.digits import accuracy
 from understudy.recipes.stdlib import held_out_loss, unigram_loss
+from understudy.recipes.vit import accuracy
 
 MEGABYTES = 1_000_000
 

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification, 
 
 from understudy.errors import UnderstudyError
 from understudy.recipes import RECIPES, train
-from understudy.recipes.digits import DIGITS, moved
+from understudy.recipes.digits import DIGITS
 from understudy.recipes.stdlib import STDLIB
+from understudy.recipes.vit import moved
 
 stdlib_module = importlib.import_module("understudy.inputs.stdlib")  # the package may export the function
 

@@ -57,12 +57,13 @@ def images(
         raise UnderstudyError(f"None of the {len(skipped)} images in {root} can be read.")
     prepare = _prepare(body.model, processor)
 
+    mode = "L" if getattr(getattr(body.model, "config", None), "num_channels", 3) == 1 else "RGB"
     names = tuple(good)
     if labels is not None and (missing := [name for name in names if name not in labels]):
         raise UnderstudyError(f"{len(missing)} of {len(names)} images have no label, such as {missing[0]}.")
 
     def load(indices: Sequence[int]) -> Batch:
-        batch = {"pixel_values": torch.stack([prepare(_open(files[index])) for index in indices])}
+        batch = {"pixel_values": torch.stack([prepare(open_image(files[index], mode)) for index in indices])}
         if labels is not None:
             batch["labels"] = torch.tensor([labels[names[index]] for index in indices])
         return batch
@@ -99,18 +100,19 @@ def _readable(files: Sequence[Path], root: Path, count: int | None, bad: Bad) ->
 
 def _problem(path: Path) -> str | None:
     try:
-        _open(path)
+        open_image(path)
     except UnderstudyError as problem:
         return str(problem.__cause__)
     return None
 
 
-def _open(path: Path) -> Any:
+def open_image(path: Path, mode: str = "RGB") -> Any:
+    """A picture as Pillow decodes it, in colour or grey ("L")."""
     from PIL import Image
 
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            return image.convert(mode)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:  # as its decoders say it
         raise UnderstudyError(f"{path} cannot be read as an image: {problem}.") from problem
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Arguments that say how a training is kept and shown, not what it is.
+HOW = ("save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint", "report_to", "logging_dir")
+
 
 def require_accelerate() -> None:
     """Fail early and clearly where the Trainer's own requirement is missing."""
@@ -40,11 +43,13 @@ def fit(
     arguments: Mapping[str, Any],
     seed: int,
     progress: Progress | None,
+    callbacks: Sequence[Any] = (),
 ) -> bool:
     """Train `model` on the examples `load(indices)`, indices below `count`, and save it with a record into `out`.
 
     `defaults` are the recipe in the words of `transformers.TrainingArguments`, `arguments` what the user
-    wants otherwise. Checkpoints, if they are asked for (`save_strategy="epoch"`), go to `out/checkpoints`.
+    wants otherwise. Checkpoints, if they are asked for (`save_strategy="epoch"`), go to `out/checkpoints`, and
+    `resume_from_checkpoint` goes on from one. A callback that has `watch` gets the Trainer by it.
     False on all but one process of a distributed run.
     """
     from transformers import PrinterCallback, Trainer, TrainingArguments
@@ -61,6 +66,11 @@ def fit(
     trainer = Trainer(model=model, args=options, train_dataset=range(count), data_collator=load)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_reporter(progress))
+    for callback in callbacks:
+        if hasattr(callback, "watch"):
+            callback.watch(trainer)
+        else:
+            trainer.add_callback(callback)
     started = time.monotonic()
     with quietly():
         trainer.train(resume_from_checkpoint=options.resume_from_checkpoint)
@@ -74,7 +84,8 @@ def fit(
         checkpoints.rmdir()
     steps = trainer.state.global_step
     batch = options.train_batch_size * options.gradient_accumulation_steps * options.world_size
-    Record(recipe, arguments, seed, steps, steps * batch, seconds, versions()).save(out)
+    changed = {key: value for key, value in arguments.items() if key not in HOW}
+    Record(recipe, changed, seed, steps, steps * batch, seconds, versions()).save(out)
     return True
 
 
