@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import exp
 from pathlib import Path
@@ -12,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from understudy.inputs.batch import Batch, Inputs
+from understudy.inputs.batch import Inputs
 from understudy.inputs.stdlib import contexts, encode, held_out_files, read, training_files
+from understudy.inputs.tokens import END, train_tokenizer
 from understudy.models import quietly
 from understudy.recipes.card import card_figures, write_card
+from understudy.recipes.gpt2 import Shape, gpt2, windows
 from understudy.recipes.recipe import Progress
 from understudy.recipes.record import Record
 from understudy.recipes.trainer import fit, require_accelerate
@@ -23,7 +24,6 @@ from understudy.recipes.trainer import fit, require_accelerate
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-END = "<|endoftext|>"
 DATA = (
     "The source of the Python standard library of the Python that ran the recipe, under the licence of the Python "
     "Software Foundation (PSF). Left out: tests, idlelib, generated tables (encodings, pydoc_data) and files that are "
@@ -61,20 +61,14 @@ class StdlibRecipe:
         require_accelerate()
         from transformers import PreTrainedTokenizerFast, set_seed
 
-        tokenizer = train_tokenizer(self.vocabulary)
+        tokenizer = train_tokenizer(read(training_files()), self.vocabulary)
         stream = training_stream(tokenizer)
         set_seed(seed)
-        model = self.model(tokenizer)
-        length = self.context
-
-        def load(indices: Sequence[int]) -> Batch:
-            # Another cut of the stream in each epoch: no token is always first in its context.
-            shifts = torch.randint(length, (len(indices),)).tolist()
-            starts = [index * length + shift for index, shift in zip(indices, shifts, strict=True)]
-            tokens = torch.stack([stream[start : start + length] for start in starts])  # [contexts, length]
-            return {"input_ids": tokens, "labels": tokens}
-
-        count = len(stream) // length - 1
+        shape = Shape(self.layers, self.width, self.heads)
+        end = tokenizer.token_to_id(END)
+        model = gpt2(shape, vocabulary=tokenizer.get_vocab_size(), context=self.context, end=end)
+        # Another cut of the stream in each epoch.
+        load, count = windows(stream, self.context, lambda some: torch.randint(self.context, (len(some),)).tolist())
         writer = fit(
             model,
             load,
@@ -87,7 +81,7 @@ class StdlibRecipe:
             progress=progress,
         )
         if writer:
-            fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, model_max_length=length)
+            fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, model_max_length=self.context)
             fast.save_pretrained(out)
         return writer
 
@@ -113,27 +107,6 @@ class StdlibRecipe:
         }
         write_card(out, name=self.name, summary=self.summary, figures=figures, data=DATA)
 
-    def model(self, tokenizer: Any) -> PreTrainedModel:
-        """The untrained model, embeddings tied."""
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        end = tokenizer.token_to_id(END)
-        config = GPT2Config(
-            vocab_size=tokenizer.get_vocab_size(),
-            n_positions=self.context,
-            n_layer=self.layers,
-            n_head=self.heads,
-            n_embd=self.width,
-            activation_function="gelu_pytorch_tanh",  # GPT-2's own function, fused: half as fast again on a CPU
-            # Four passes over the data do not overfit a million parameters.
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-            bos_token_id=end,
-            eos_token_id=end,
-        )
-        model = GPT2LMHeadModel(config)
-        model.loss_type = "ForCausalLM"  # what transformers takes anyway, after a warning
-        return model
-
     def arguments(self) -> dict[str, Any]:
         """The recipe in the words of `transformers.TrainingArguments`."""
         return {
@@ -148,17 +121,6 @@ class StdlibRecipe:
 
 
 STDLIB = StdlibRecipe()
-
-
-def train_tokenizer(vocabulary: int) -> Any:
-    """A byte-level BPE tokenizer of the training files."""
-    from tokenizers import ByteLevelBPETokenizer, Tokenizer
-
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(
-        read(training_files()), vocab_size=vocabulary, special_tokens=[END], show_progress=False
-    )
-    return Tokenizer.from_str(tokenizer.to_str())
 
 
 def training_stream(tokenizer: Any) -> Tensor:
