@@ -85,8 +85,9 @@ def masked_texts(
         digest = hashlib.sha256(f"{seed} {text}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         chosen = places[torch.randperm(len(places), generator=generator)[:masks].numpy()]
+        original = ids[chosen]
         ids[chosen] = tokenizer.mask_token_id
-        return _Text(ids, chosen)
+        return _Text(ids, chosen, original)
 
     found, skipped = _gathered(source, count, checked_bad(bad), masked)
     about: dict[str, str | int] = {"kind": "masked_texts", "masks": masks, "seed": seed, "length": length}
@@ -97,6 +98,7 @@ def masked_texts(
 class _Text:
     tokens: np.ndarray
     masked: np.ndarray | None = None  # the places that are
+    original: np.ndarray | None = None  # the tokens that were there
 
 
 def _inputs(tokenizer: Any, texts: dict[str, _Text], about: dict[str, str | int], skipped: dict[str, str]) -> Inputs:
@@ -107,14 +109,14 @@ def _inputs(tokenizer: Any, texts: dict[str, _Text], about: dict[str, str | int]
         rows = [texts[names[index]] for index in indices]
         longest = max(len(row.tokens) for row in rows)
         ids = np.full((len(rows), longest), padding, dtype=np.int64)  # padded on the right
-        real, masked = np.zeros_like(ids), np.zeros_like(ids, dtype=bool)
+        real, labels = np.zeros_like(ids), np.full_like(ids, -100)  # -100: what no loss asks for
         for index, row in enumerate(rows):
             ids[index, : len(row.tokens)], real[index, : len(row.tokens)] = row.tokens, 1
-            if row.masked is not None:
-                masked[index, row.masked] = True
+            if row.masked is not None and row.original is not None:
+                labels[index, row.masked] = row.original
         batch = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(real)}
-        if masked.any():
-            batch["positions"] = torch.from_numpy(masked)
+        if (labels >= 0).any():
+            batch |= {"positions": torch.from_numpy(labels >= 0), "labels": torch.from_numpy(labels)}
         return batch
 
     return Inputs(names, load, about | ({"skipped": len(skipped)} if skipped else {}), skipped=skipped)

@@ -58,7 +58,7 @@ def agreement(run: xr.Dataset, other: xr.Dataset) -> xr.Dataset:
         same = ((best[0] == best[1]) & both).sum(-1) / both.sum(-1)
     flat = [each.reshape(*each.shape[:2], -1) for each in (a, b)]
     dims = ("input", "layer")
-    found = {"best": (dims, same), "spearman": (dims, within_source(*flat)), "pearson": (dims, _pearson(*flat))}
+    found = {"best": (dims, same), "spearman": (dims, within_source(*flat)), "pearson": (dims, pearson(*flat))}
     return xr.Dataset(found, {"input": run["input"].values, "layer": run["layer"].values})
 
 
@@ -68,7 +68,8 @@ def best_substitute(S: Array) -> np.ndarray:
     return np.where(known.any(-1), np.where(known, S, -np.inf).argmax(-1), -1)
 
 
-def _pearson(a: Array, b: Array) -> Array:
+def pearson(a: Array, b: Array) -> Array:
+    """The correlation of the last axes where both are numbers."""
     known = np.isfinite(a) & np.isfinite(b)
     count = known.sum(-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,0 +1,1 @@
+"""How functional organization changes with size and with training: families, controlled shapes, trajectories."""

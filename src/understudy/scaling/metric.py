@@ -1,0 +1,88 @@
+"""How good a model is at its task: accuracy, or the loss of its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from understudy import outcome as outcomes
+from understudy.anatomy import Anatomy, anatomy
+from understudy.errors import UnderstudyError
+from understudy.inputs.batch import ASIDE, Batch, Inputs
+from understudy.meter import Meter, Progress
+from understudy.surgery import opened
+
+# Logits held at once: of a vocabulary of 150,000, about seven contexts of 128 tokens.
+_HELD = 2**27
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A task metric: what it is, its value, and over how many predictions."""
+
+    name: str
+    value: float
+    count: int
+
+
+def task_metric(model: nn.Module, inputs: Inputs, *, progress: Progress | None = None) -> Metric:
+    """The share of inputs whose label is the most likely class; for language models the mean loss in nats.
+
+    >>> import understudy as us
+    >>> task_metric(us.load("digits"), us.digits(64)).name
+    'accuracy'
+
+    A masked model predicts its masked tokens, a causal one every next token that is no padding. The model's own
+    forward runs, in evaluation mode.
+    """
+    body = anatomy(model)
+    kind = outcomes.resolve(body, "auto")
+    total, count = 0.0, 0
+    step = _step(inputs, body)
+    meter = Meter(progress, len(inputs))
+    with opened(body.model):
+        for start in range(0, len(inputs), step):
+            batch = inputs.batch(range(start, min(start + step, len(inputs))))
+            logits, wanted = _predictions(body, batch, kind)
+            if kind == "classes":
+                total += float((logits.argmax(-1) == wanted).sum())
+            else:
+                total += float(cross_entropy(logits.float(), wanted, reduction="none").double().sum())
+            count += len(wanted)
+            meter.close(min(step, len(inputs) - start))
+    return Metric("accuracy" if kind == "classes" else "loss", total / count, count)
+
+
+def _step(inputs: Inputs, body: Anatomy) -> int:
+    if not body.reads_text:
+        return 64
+    config = body.base.config
+    tokens = inputs.batch([0])["input_ids"].shape[1]
+    return max(1, min(64, _HELD // (tokens * int(getattr(config, "vocab_size", 1)))))
+
+
+def _predictions(body: Anatomy, batch: Batch, kind: str) -> tuple[Tensor, Tensor]:
+    """The logits `[predictions, classes]` that are scored, and what they should have said."""
+    arguments = {key: value.to(body.device) for key, value in batch.items() if key not in ASIDE}
+    arguments = {key: v.to(body.dtype) if v.is_floating_point() else v for key, v in arguments.items()}
+    answer = body.run(arguments)
+    logits = answer if isinstance(answer, Tensor) else answer.logits
+    if kind == "next":
+        ids = arguments["input_ids"]
+        real = arguments.get("attention_mask", torch.ones_like(ids)).bool()
+        scored = real[:, :-1] & real[:, 1:]
+        return logits[:, :-1][scored], ids[:, 1:][scored]
+    labels = batch.get("labels")
+    if labels is None:
+        raise UnderstudyError(
+            "These inputs bring no labels, so how good the model is cannot be said: give labelled pictures "
+            "(--labels), or texts."
+        )
+    labels = labels.to(logits.device)
+    if kind == "classes":
+        return logits, labels
+    scored = labels >= 0
+    return logits[scored], labels[scored]

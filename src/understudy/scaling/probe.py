@@ -1,0 +1,203 @@
+"""A probe: a callback of `transformers.Trainer` that measures a model while it is trained."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from understudy.anatomy import anatomy
+from understudy.capture import peek
+from understudy.errors import UnderstudyError
+from understudy.inputs.batch import Inputs, as_inputs
+from understudy.measurement import measure
+from understudy.organize.summary import summary
+from understudy.scaling.metric import task_metric
+from understudy.scaling.trajectory import similarity, trajectory
+from understudy.search import Search
+from understudy.surgery import opened
+from understudy.worker import Layers
+
+log = logging.getLogger(__name__)
+
+
+class Probe(TrainerCallback):  # type: ignore[misc]
+    """Measures a model on a fixed probe set while it is trained, and logs it like any other metric.
+
+    >>> probe = Probe(inputs, at=100)  # every hundred steps, and at the end  # doctest: +SKIP
+    >>> probe.watch(trainer)  # so that its figures go where the Trainer's go  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    >>> probe.trajectory().similarity  # of each measured graph with the last one  # doctest: +SKIP
+
+    inputs: the probe set; the same for all measurements.
+    at: every so many steps or epochs, or a list of them; the last step is always measured. unit: which of the two.
+    layers, search: as in `measure`. "estimate" is close to free; the paper takes "grid:16".
+    scored: inputs with labels, or texts, on which the task metric is computed each time.
+    out: a folder for the runs. They are written when the Trainer saves a checkpoint, so that a training which goes on
+        from one goes on with the measurements that belong to it.
+
+    The Trainer's own weights, random numbers and gradients are not touched: a training with a probe ends in the same
+    weights as one without. `trainer.add_callback(probe)` measures too, but then only `state.log_history` is told.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs | Mapping[str, Tensor],
+        *,
+        at: int | Sequence[int],
+        unit: Literal["steps", "epochs"] = "steps",
+        layers: Layers = "quarters",
+        search: str | Search = "estimate",
+        scored: Inputs | None = None,
+        out: str | Path | None = None,
+    ) -> None:
+        if unit not in ("steps", "epochs"):
+            raise UnderstudyError(f"unit={unit!r} is not possible: say 'steps' or 'epochs'.")
+        wanted = [at] if isinstance(at, int) else list(at)
+        if not wanted or min(wanted) < (1 if isinstance(at, int) else 0):
+            raise UnderstudyError(f"at={at!r} is not possible: give a number of {unit} above 0, or a list of them.")
+        self.inputs, self.scored = as_inputs(inputs), scored
+        self._at, self._unit = at, unit
+        self._layers, self._search = layers, search
+        self._out = None if out is None else Path(out)
+        self._runs: dict[int, xr.Dataset] = {}
+        self._unwritten: list[int] = []
+        self._trainer: Any = None
+
+    @property
+    def runs(self) -> list[xr.Dataset]:
+        """What was measured, in the order of the steps."""
+        return [self._runs[step] for step in sorted(self._runs)]
+
+    def trajectory(self) -> xr.Dataset:
+        """How the organization formed: see `understudy.scaling.trajectory`."""
+        return trajectory(self.runs)
+
+    def watch(self, trainer: Any) -> None:
+        """Add the probe to a Trainer, and log through it: to TensorBoard, W&B, wherever it reports."""
+        self._trainer = trainer
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:  # noqa: ARG002
+        """See that the probe set fits, before hours are spent, and go on with what belongs to the checkpoint."""
+        if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
+            raise UnderstudyError(
+                "A probe measures a whole model, but FSDP and DeepSpeed keep it in parts: save checkpoints, and "
+                "measure these with understudy.scaling.checkpoints.measure_checkpoints."
+            )
+        with opened(model):  # a dropout would draw random numbers that the training misses
+            peek(anatomy(model), self.inputs.batch([0]))
+        if self._out is not None and state.is_world_process_zero:
+            self._go_on(int(state.global_step))
+        if state.global_step == 0 and not isinstance(self._at, int) and 0 in self._at:
+            self._measure(state, model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:  # noqa: ARG002
+        """Measure after a step that was asked for."""
+        if self._unit == "steps" and self._wanted(int(state.global_step)):
+            self._measure(state, model)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:  # noqa: ARG002
+        """Measure after an epoch that was asked for."""
+        if self._unit == "epochs" and self._wanted(round(float(state.epoch))):
+            self._measure(state, model)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Write what was measured since the last checkpoint."""
+        self._write()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:  # noqa: ARG002
+        """Measure the last step, with which all others are compared."""
+        self._measure(state, model)
+        self._write()
+
+    def _wanted(self, now: int) -> bool:
+        return now % self._at == 0 if isinstance(self._at, int) else now in self._at
+
+    def _measure(self, state: Any, model: nn.Module) -> None:
+        step = int(state.global_step)
+        if not state.is_world_process_zero or step in self._runs:
+            return
+        run = measure(model, self.inputs, layers=self._layers, search=self._search)
+        run.attrs |= {"step": step, "epoch": float(state.epoch or 0.0)}
+        if self.scored is not None:
+            metric = task_metric(model, self.scored)
+            run.attrs |= {"metric": metric.value, "metric_name": metric.name}
+        before = max(self._runs, default=None)
+        figures = _figures(run, None if before is None else self._runs[before])
+        self._runs[step] = run
+        self._unwritten.append(step)
+        log.info("step %d: Raw %.4f", step, figures["cfs_raw"])
+        if self._trainer is not None:
+            self._trainer.log(figures)
+        else:
+            state.log_history.append({**figures, "step": step, "epoch": state.epoch})
+
+    def _write(self) -> None:
+        if self._out is None:
+            return
+        for step in self._unwritten:
+            write_run(self._runs[step], self._out)
+        self._unwritten.clear()
+
+    def _go_on(self, step: int) -> None:
+        """Take up the runs until a step; those after it belong to a training that did not go on."""
+        assert self._out is not None
+        self._out.mkdir(parents=True, exist_ok=True)
+        known = self.inputs.fingerprint()
+        for path, run in runs_in(self._out).items():
+            if run.attrs.get("inputs_hash") != known:
+                raise UnderstudyError(
+                    f"{path} was measured on another probe set: give the same inputs, or another folder than "
+                    f"{self._out}."
+                )
+            if int(run.attrs["step"]) > step:
+                shutil.rmtree(path)
+            else:
+                self._runs[int(run.attrs["step"])] = run
+
+
+def write_run(run: xr.Dataset, folder: Path) -> Path:
+    """Write the run of a step; what stands under its name is whole."""
+    final = folder / f"step-{int(run.attrs['step']):07d}.zarr"
+    part = final.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zarr's notes on strings, as in `run`
+        run.drop_encoding().to_zarr(part, mode="w", zarr_format=3)
+    shutil.rmtree(final, ignore_errors=True)
+    return part.rename(final)
+
+
+def runs_in(folder: Path) -> dict[Path, xr.Dataset]:
+    """The runs of a trajectory that a folder holds, in the order of their steps."""
+    found = {}
+    for path in sorted(folder.glob("step-*.zarr")):
+        run = xr.open_zarr(path, chunks=None, decode_cf=False).load()
+        # zarr's own strings do not compare as those of NumPy do.
+        names = {name: run[name].copy(data=run[name].to_numpy().astype(object)) for name in ("input", "status")}
+        found[path] = run.assign_coords(input=names["input"]).assign(status=names["status"])
+    return found
+
+
+def _figures(run: xr.Dataset, before: xr.Dataset | None) -> dict[str, float]:
+    """What is logged of a run: means over layers, Raw and Rank/H of each, and how far the graph has moved."""
+    table = summary(run, resamples=0)
+    names = {"raw": "raw", "matched2": "matched2", "cover": "cover50", "rank": "rank", "valid": "valid"}
+    whole = {f"cfs_{name}": float(table[column].iloc[-1]) for name, column in names.items()}
+    whole["cfs_drop"] = float(run["drop"].mean())
+    for at, layer in enumerate(run["layer"].to_numpy()):
+        whole |= {f"cfs_{name}_layer{layer}": float(table[name].iloc[at]) for name in ("raw", "rank")}
+    if "metric" in run.attrs:
+        whole[f"cfs_{run.attrs['metric_name']}"] = float(run.attrs["metric"])
+    if before is not None:
+        whole["cfs_similarity_to_previous"] = float(np.nanmean(similarity(run, before)))
+    return {name: value for name, value in whole.items() if np.isfinite(value)}
