@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from understudy import bundled
 from understudy.cli import arguments as given
 from understudy.cli.console import out, progress, verb
+from understudy.cli.findings import show
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from understudy.inputs.batch import Inputs
     from understudy.meter import Progress
+    from understudy.reproduce.many import ManyStudy
+    from understudy.reproduce.study import Report, Study
 
 EXAMPLES = """
 **Examples**
@@ -32,31 +32,41 @@ EXAMPLES = """
 `understudy reproduce table2 --model ./my-vit --images photos/ --count 64`
 
 `understudy reproduce table2 --scale paper --images imagenet-val/`
+
+`understudy reproduce table4 --seeds 3`
 """
 
 
 @verb
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="The study; without it, all are listed.")] = None,
-    scale: Annotated[str, typer.Option(help="mini: the bundled models; paper: the paper's model and counts.")] = "mini",
+    scale: Annotated[str, typer.Option(help="mini: what runs here; paper: the paper's models and counts.")] = "mini",
     model: Annotated[str | None, typer.Option(help="The same analysis on a model of yours.")] = None,
     images: given.Images = None,
     labels: given.Labels = None,
     texts: given.Texts = None,
     masked_texts: given.MaskedTexts = None,
     count: given.Count = None,
-    length: given.Length = 128,
-    masks: given.Masks = 8,
-    seed: given.Seed = 0,
+    length: Annotated[int | None, typer.Option(help="Tokens of each text, at most (128).")] = None,
+    masks: Annotated[int | None, typer.Option(help="Tokens of each masked text that are masked (8).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Which tokens are masked (0).")] = None,
     skip_bad: given.SkipBad = False,
     head: given.HeadName = None,
-    output: Annotated[Path, typer.Option("--out", help="The folder for tables and findings.")] = Path(
+    seeds: Annotated[int | None, typer.Option(help="How often each model is trained, for the spread (1).")] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(help="What to train on: a folder of .txt files, a file of lines, stdlib, or hub:NAME:CONFIG."),
+    ] = None,
+    family: Annotated[str | None, typer.Option(help="Only one family of table3.")] = None,
+    checkpoints: Annotated[Path | None, typer.Option(help="A folder of saved checkpoints, for figure2.")] = None,
+    engine: Annotated[str | None, typer.Option(help="local, or ray: shards spread over a cluster (local).")] = None,
+    output: Annotated[Path, typer.Option("--out", help="The folder for models, runs, tables and findings.")] = Path(
         "understudy-reproduce"
     ),
 ) -> None:
     """Run a study of the paper: our figures beside its figures, and which of its findings hold here."""
     from understudy.reproduce import STUDIES, study
-    from understudy.reproduce.study import Setting
+    from understudy.reproduce.study import Study, checked
 
     if name is None:
         for each in STUDIES.values():
@@ -65,22 +75,48 @@ def reproduce(
                 out.print(f"    {size}: {needs}", highlight=False, style="dim")
         return
     chosen = study(name)
-    where = chosen.model(scale) if model is None else model
-    chosen.model(scale)  # a scale that is not there is refused, whatever the model
+    options: dict[str, Any] = {"model": model, "images": images, "labels": labels, "texts": texts}
+    options |= {"masked_texts": masked_texts, "count": count, "length": length, "masks": masks, "seed": seed}
+    options |= {"skip_bad": skip_bad or None, "head": head, "seeds": seeds, "corpus": corpus, "family": family}
+    options |= {"checkpoints": checkpoints, "engine": engine}
+    checked(chosen, scale, options)
     if labels is not None and images is None:
         raise UnderstudyError("--labels are for --images.")
+    if seeds is not None and seeds < 1:
+        raise UnderstudyError(f"--seeds {seeds} is not possible: give how often each model is trained, 1 or more.")
     if count is not None and count < 2:
         raise UnderstudyError(f"A study needs at least 2 inputs, but --count {count} was given.")
-    own = model is not None or any(option is not None for option in (images, texts, masked_texts))
+    if isinstance(chosen, Study):
+        named = chosen.models[scale] if model is None else model
+        settings = (length or 128, masks or 8, seed or 0)
+        opened = given.OpenInputs(named, images, texts, masked_texts, None, *settings, skip_bad, labels)
+        where, report = _of_one(chosen, scale, opened, head, count, own=model is not None)
+    else:
+        where, report = scale, _of_many(chosen, scale, options, output)
+    show(report)
+    folder = output / chosen.name / where.strip("./").replace("/", "--")
+    said = {"study": chosen.name, "scale": scale, "model": where, "understudy": version("understudy")}
+    for path in replace(report, about={**said, **report.about}).save(folder):
+        out.print(f"wrote {path}", highlight=False, soft_wrap=True, style="dim")
+
+
+def _of_one(
+    chosen: Study, scale: str, opened: given.OpenInputs, head: str | None, count: int | None, *, own: bool
+) -> tuple[str, Report]:
+    """Run a study of one model: the scale's, or the user's."""
+    from understudy.reproduce.study import Setting
+
+    where = opened.name
+    brought = any(option is not None for option in (opened.images, opened.texts, opened.masked_texts))
+    own = own or brought
     if not own or scale == "paper":
         out.print(f"{chosen.title}\nneeds: {chosen.needs[scale]}", highlight=False)
-    if where not in bundled.NAMES and images is None and texts is None and masked_texts is None:
+    if where not in bundled.NAMES and not brought:
         raise UnderstudyError(f"{where} brings no inputs of its own: give --images, --texts or --masked-texts.")
     network = given.OpenModel(where, head)()
 
     def inputs(number: int) -> Inputs:
         asked = count if count is not None else number
-        opened = given.OpenInputs(where, images, texts, masked_texts, None, length, masks, seed, skip_bad, labels)
         if where in bundled.NAMES and not own:
             return given.bundled_inputs(where, asked)
         everything = opened(network)
@@ -91,20 +127,19 @@ def reproduce(
         return everything.take(range(min(asked, len(everything))))
 
     with _bars() as bar:
-        report = chosen.run(Setting(scale, network, inputs, own, bar))
-    for title, table in report.tables.items():
-        out.print(_printed(title, table))
-    for key, text in report.about.items():
-        if isinstance(text, str):
-            out.print(f"{key}: {text}", highlight=False)
-    for finding in report.findings:
-        marks = {True: "[green]holds[/]", False: "[bold red]does not hold[/]", None: "[yellow]cannot be said[/]"}
-        mark = marks[finding.holds]
-        out.print(f"{mark}  {finding.claim} ({finding.figures})", highlight=False)
-    folder = output / chosen.name / where.strip("./").replace("/", "--")
-    said = {"study": chosen.name, "scale": scale, "model": where, "understudy": version("understudy")}
-    for path in replace(report, about={**said, **report.about}).save(folder):
-        out.print(f"wrote {path}", highlight=False, soft_wrap=True, style="dim")
+        return where, chosen.run(Setting(scale, network, inputs, own, bar))
+
+
+def _of_many(chosen: ManyStudy, scale: str, options: Mapping[str, Any], output: Path) -> Report:
+    """Run a study over many models, which keeps what it makes in the folder and goes on from there."""
+    from understudy.reproduce.many import ManySetting
+
+    out.print(f"{chosen.title}\nneeds: {chosen.needs[scale]}", highlight=False)
+    taken = {name: value for name, value in options.items() if name in chosen.takes and value is not None}
+    if "labels" in taken:
+        taken["labels"] = given.read_labels(taken["labels"])
+    with _bars() as bar:
+        return chosen.run(ManySetting(scale, output, **taken, progress=bar))
 
 
 class _bars:
@@ -124,35 +159,3 @@ class _bars:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-
-def _printed(heading: str, frame: pd.DataFrame) -> Table:
-    table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    # Intervals stand below their figure; counts, and differences that the paper does not give, are in the files.
-    hidden = [f"{c}_gap" for c in ("S", "kl") if f"{c}_gap_paper" not in frame.columns]
-    hidden += ["sources", "unfitted", "left_out", "correct_paper"]
-    shown = [c for c in frame.columns if not str(c).endswith(("_low", "_high")) and c not in hidden]
-    flat = frame.reset_index()
-    index = [name for name in flat.columns if name not in frame.columns]
-    for name in [*index, *shown]:
-        title = str(name).replace("_", " ")
-        table.add_column(title, justify="left" if name in index else "right", no_wrap=name in index)
-    for _, row in flat.iterrows():
-        cells = [str(row[name]) for name in index]
-        for name in shown:
-            text = _number(row[name])
-            if f"{name}_low" in frame.columns:
-                text += f"\n[dim]{_number(row[f'{name}_low'])}..{_number(row[f'{name}_high'])}[/]"
-            cells.append(text)
-        table.add_row(*cells)
-    return table
-
-
-def _number(value: object) -> str:
-    if isinstance(value, float):
-        if value != value:
-            return "-"
-        if value.is_integer() and abs(value) >= 2:
-            return f"{value:.0f}"
-        return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
-    return str(value)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Protocol
 
 import pandas as pd
 import xarray as xr
@@ -16,8 +16,8 @@ from torch import nn
 from understudy.errors import UnderstudyError
 from understudy.inputs.batch import Inputs
 from understudy.meter import Progress
-
-Scale = Literal["mini", "paper"]
+from understudy.report.export import can_export, save_all
+from understudy.scaling.contrast import Contrast
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,23 @@ class Finding:
     """A claim of the paper that can hold or fail elsewhere: an ordering or a sign, no absolute number."""
 
     claim: str
-    holds: bool | None  # None: it cannot be said here
+    holds: bool | None  # None: unresolved
     figures: str
 
     @classmethod
     def of(cls, claim: str, figures: str, *orders: tuple[float, float]) -> Finding:
-        """Holds if the first of each pair is above the second; cannot be said of what is equal or no number."""
+        """Holds if the first of each pair is above the second; unresolved where they are equal or no numbers."""
         if any(a < b for a, b in orders):
             return cls(claim, False, figures)
         return cls(claim, True if all(a > b for a, b in orders) else None, figures)
+
+    @classmethod
+    def beyond_spread(cls, claim: str, contrasts: Mapping[str, Contrast]) -> Finding:
+        """Holds if every contrast is above zero with its whole interval; inside the spread it is unresolved."""
+        figures = "; ".join(f"{name} {contrast}" for name, contrast in contrasts.items())
+        if any(contrast.high < 0 for contrast in contrasts.values()):
+            return cls(claim, False, figures)
+        return cls(claim, True if all(contrast.low > 0 for contrast in contrasts.values()) else None, figures)
 
 
 @dataclass(frozen=True)
@@ -59,12 +67,17 @@ class Report:
     findings: tuple[Finding, ...]
     data: Mapping[str, xr.Dataset]  # what was measured; its attributes say how
     about: Mapping[str, object] = field(default_factory=dict)
+    details: Mapping[str, pd.DataFrame] = field(default_factory=dict)  # tables that are kept, not printed
+    figures: Mapping[str, Any] = field(default_factory=dict)  # plotly's
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the tables as CSV, what was measured as Zarr, and the findings with the protocol as JSON."""
+        """Write tables as CSV, what was measured as Zarr, the findings with the protocol as JSON, and figures.
+
+        Figures are vector files (SVG and PDF) where kaleido and a browser are there to make them, else pages.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         written = []
-        for name, table in self.tables.items():
+        for name, table in {**self.tables, **self.details}.items():
             written.append(folder / f"{name}.csv")
             table.to_csv(written[-1])
         for name, dataset in self.data.items():
@@ -72,15 +85,38 @@ class Report:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # zarr's notes on strings, as in `run`
                 dataset.drop_encoding().to_zarr(written[-1], mode="w", zarr_format=3)
+        suffixes = ("svg", "pdf") if self.figures and can_export() else ("html",)
+        drawn = {folder / f"{name}.{suffix}": figure for name, figure in self.figures.items() for suffix in suffixes}
+        written += save_all(drawn)
         written.append(folder / "findings.json")
         found = [{"claim": f.claim, "holds": f.holds, "figures": f.figures} for f in self.findings]
         written[-1].write_text(json.dumps({**self.about, "findings": found}, indent=1) + "\n", encoding="utf-8")
         return written
 
 
+class AnyStudy(Protocol):
+    """What every study says of itself. takes: the options that it knows, by name."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def title(self) -> str:
+        """What it is, and where in the paper."""
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """What each scale takes, in words."""
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The options that it knows."""
+
+
 @dataclass(frozen=True)
 class Study:
-    """One of the paper's studies.
+    """One of the paper's studies of one model.
 
     models: the model of each scale, by the name that `load` takes. needs: what a scale takes, in words. run: does it.
     """
@@ -91,11 +127,34 @@ class Study:
     needs: Mapping[str, str]
     run: Callable[[Setting], Report]
 
-    def model(self, scale: str) -> str:
-        """The model of a scale."""
-        if scale not in self.models:
-            raise UnderstudyError(f"--scale {scale} is not possible: {self.name} has {' and '.join(self.models)}.")
-        return self.models[scale]
+    takes: ClassVar[tuple[str, ...]] = (
+        "model",
+        "images",
+        "labels",
+        "texts",
+        "masked_texts",
+        "count",
+        "length",
+        "masks",
+        "seed",
+        "skip_bad",
+        "head",
+    )
+
+
+def checked(study: AnyStudy, scale: str, given: Mapping[str, object]) -> None:
+    """Refuse a scale that a study has not, and options that say nothing to it, before anything is spent."""
+    if scale not in study.needs:
+        raise UnderstudyError(f"--scale {scale} is not possible: {study.name} has {' and '.join(study.needs)}.")
+    idle = [_option(name) for name, value in given.items() if value is not None and name not in study.takes]
+    if idle:
+        raise UnderstudyError(
+            f"{', '.join(idle)} says nothing to {study.name}: it takes {', '.join(map(_option, study.takes))}."
+        )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def beside(ours: pd.Series, paper: Mapping[str, float]) -> pd.Series:
