@@ -3,6 +3,7 @@
 # make bench  the accuracy of the searches, and seconds against the peers, in an environment of its own (40 minutes)
 # make faults  do to runs what happens to them, and print what was lost (two minutes)
 # make runs   what storing, memory and Ray cost, and the plan against measurement (20 minutes)
+# make scaling  the studies of scaling and training with three seeds (one to two hours; it can be interrupted)
 # make audit  known vulnerabilities of the dependencies, where the data base can be reached
 # make test-timm   the timm models, in an environment of their own
 
@@ -12,7 +13,7 @@ TIMM := .venv-timm/bin
 BENCH := .venv-bench/bin
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types tests test-timm bench faults runs audit clean
+.PHONY: demo test lint types tests test-timm bench faults runs scaling audit clean
 .DEFAULT_GOAL := demo
 
 # torch goes first and alone: the version in constraints.txt, not what another package would ask for.
@@ -61,6 +62,9 @@ faults: .venv/.ready
 
 runs: .venv/.ready
 	$(BIN)/python -m benchmarks.runs
+
+scaling: .venv/.ready
+	for study in table3 table4 table5 figure2; do $(BIN)/understudy reproduce $$study --seeds 3 || exit; done
 
 .venv-audit/.ready:
 	$(PYTHON) -m venv .venv-audit

@@ -69,6 +69,25 @@ def text(tmp_path):
     return tmp_path / "texts"
 
 
+def test_held_out_text_that_is_too_short_is_told_before_anything_is_trained(tmp_path, monkeypatch):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(" ".join(WORDS) * (40 if number else 1))
+    preset = replace(MINI, budget=replace(MINI.budget, tokens=2048, vocabulary=280), corpus=str(tmp_path))
+    monkeypatch.setattr(controlled_study, "MINI", preset)
+    with pytest.raises(UnderstudyError, match=r"held-out contexts of 64 tokens were asked for; the corpus .* gives"):
+        table4.run(ManySetting("mini", tmp_path / "study"))
+    assert not list((tmp_path / "study" / "models").glob("gpt2*"))
+
+
+def test_devices_share_a_step_or_are_refused(monkeypatch):
+    assert PAPER.budget.arguments(8)["gradient_accumulation_steps"] == 4
+    with pytest.raises(UnderstudyError, match="A step of 32 batches cannot be shared by 3 devices"):
+        PAPER.budget.arguments(3)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UnderstudyError, match="without torchrun"):
+        divided({}, PAPER.corpus)
+
+
 @pytest.fixture
 def tiny(text, monkeypatch):
     """A preset that takes seconds."""

@@ -98,6 +98,13 @@ def test_tokens_are_made_once_and_give_contexts_that_were_never_trained_on(folde
         tokenized(corpus(folder), tmp_path / "tokens", vocabulary=400, tokens=2000, held_out=400)
 
 
+def test_tokens_of_documents_that_have_changed_are_not_taken(folder, tmp_path):
+    tokenized(corpus(folder), tmp_path / "tokens", vocabulary=300, tokens=2000, held_out=400)
+    (folder / "00.txt").write_text("another text altogether")
+    with pytest.raises(UnderstudyError, match="or its documents have changed since"):
+        tokenized(corpus(folder), tmp_path / "tokens", vocabulary=300, tokens=2000, held_out=400)
+
+
 def test_a_corpus_too_small_for_the_budget_is_told(folder, tmp_path):
     with pytest.raises(
         UnderstudyError, match=r"training tokens, but a budget of 1,000,000 tokens needs at least 250,000"

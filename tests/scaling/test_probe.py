@@ -23,7 +23,7 @@ from understudy.scaling.metric import task_metric
 from understudy.scaling.probe import Probe, runs_in
 from understudy.scaling.trajectory import trajectory
 
-TINY = replace(DIGITS, layers=2, heads=3, head_width=4, epochs=2)  # 38 steps
+TINY = replace(DIGITS, layers=2, heads=3, head_width=4, epochs=2, by_index=True)  # 38 steps
 
 
 class Reporter(TrainerCallback):
@@ -97,7 +97,7 @@ def test_saved_checkpoints_give_the_same_trajectory(probed, tmp_path):
 
 
 def test_a_training_that_goes_on_takes_up_what_belongs_to_its_checkpoint(probed, tmp_path):
-    """Killed after step 25: the checkpoint is of step 20, and what was measured later was not kept by it."""
+    """Killed after step 25: the checkpoint is of step 20, and what was measured later belongs to no training."""
     name = place(TINY, 0)
     (tmp_path / name / "checkpoints").mkdir(parents=True)
     shutil.copytree(probed.out / "checkpoints" / "checkpoint-20", tmp_path / name / "checkpoints" / "checkpoint-20")
@@ -107,9 +107,62 @@ def test_a_training_that_goes_on_takes_up_what_belongs_to_its_checkpoint(probed,
     kept(TINY, tmp_path, seed=0, callbacks=[probe], progress=lambda done, _: seen.append(done))
     assert seen[0] == 21
     assert [run.attrs["step"] for run in probe.runs] == [10, 20, 30, 38]
-    for one, other in zip(probe.runs[:2], probed.probe.runs[:2], strict=True):
+    for one, other in zip(probe.runs, probed.probe.runs, strict=True):  # the training went as it had gone
         assert np.array_equal(one["substitutability"], other["substitutability"], equal_nan=True)
     assert len(list((tmp_path / "probe").iterdir())) == 4
+    a, b = weights(tmp_path / name), weights(probed.out)
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_run_that_was_lost_with_the_process_is_measured_again_at_its_checkpoint(tmp_path):
+    """The Trainer saves before an epoch ends: a kill right after it leaves a checkpoint without its run."""
+    name = place(TINY, 0)
+    (tmp_path / name / "checkpoints").mkdir(parents=True)
+    whole = Probe(us.digits(4), at=[0, 1, 2], unit="epochs", layers="last", out=tmp_path / "whole")
+    out = kept(TINY, tmp_path / "all", seed=0, callbacks=[whole], checkpoints=True, save_steps=19)
+    shutil.copytree(out / "checkpoints" / "checkpoint-19", tmp_path / name / "checkpoints" / "checkpoint-19")
+    shutil.copytree(tmp_path / "whole", tmp_path / "probe")
+    shutil.rmtree(tmp_path / "probe" / "step-0000019.zarr")
+    probe = Probe(us.digits(4), at=[0, 1, 2], unit="epochs", layers="last", out=tmp_path / "probe")
+    again = kept(TINY, tmp_path, seed=0, callbacks=[probe])
+    assert [run.attrs["step"] for run in probe.runs] == [0, 19, 38]
+    assert probe.trajectory().equals(whole.trajectory())
+    a, b = weights(again), weights(out)
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_model_whose_heads_do_not_matter_yet_can_be_probed():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 50}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    probe = Probe({"input_ids": torch.randint(50, (3, 9))}, at=1)
+    state = SimpleNamespace(global_step=1, epoch=0.5, max_steps=5, is_world_process_zero=True, log_history=[])
+    probe.on_step_end(None, state, None, model=model)
+    probe.on_step_end(None, SimpleNamespace(**{**vars(state), "global_step": 2}), None, model=model)
+    assert state.log_history[0]["cfs_valid"] == 0
+    assert "cfs_raw" not in state.log_history[0]
+    assert probe.trajectory()["warmup"].all()
+
+
+def test_the_last_step_is_measured_before_the_best_weights_take_its_place():
+    args = SimpleNamespace(load_best_model_at_end=True, fsdp=None, deepspeed=None)
+    state = SimpleNamespace(global_step=5, epoch=1.0, max_steps=5, is_world_process_zero=True, log_history=[])
+    probe, model = Probe(us.digits(4), at=3), us.load("digits")
+    probe.on_step_end(args, state, None, model=model)
+    assert [run.attrs["step"] for run in probe.runs] == [5]
+    early = Probe(us.digits(4), at=3)
+    early.on_train_end(args, SimpleNamespace(**{**vars(state), "global_step": 4}), None, model=model)
+    assert early.runs == []  # these weights are of another step
+
+
+def test_a_probe_can_be_used_for_another_training(tmp_path):
+    probe = Probe(us.digits(4), at=[2], unit="epochs", layers="last")
+    found = []
+    for seed in (0, 1):
+        kept(TINY, tmp_path, seed=seed, callbacks=[probe], save_strategy="no")
+        found.append(probe.runs[-1]["substitutability"].values)
+    assert not np.array_equal(*found, equal_nan=True)
 
 
 def test_epochs_and_the_untrained_model_can_be_asked_for(tmp_path):
@@ -120,7 +173,7 @@ def test_epochs_and_the_untrained_model_can_be_asked_for(tmp_path):
 
 def test_without_watch_the_history_is_told():
     probe = Probe(us.digits(4), at=1)
-    state = SimpleNamespace(global_step=1, epoch=0.5, is_world_process_zero=True, log_history=[])
+    state = SimpleNamespace(global_step=1, epoch=0.5, max_steps=9, is_world_process_zero=True, log_history=[])
     model = us.load("digits").train()
     probe.on_step_end(None, state, None, model=model)
     assert state.log_history[0]["step"] == 1
@@ -142,11 +195,20 @@ def test_a_probe_set_of_another_shape_is_told_before_the_first_step(inputs, said
     assert not steps
 
 
-def test_another_probe_set_in_the_same_folder_is_told(probed, tmp_path):
+@pytest.mark.parametrize(
+    ("count", "settings", "said"),
+    [
+        (9, {}, "probe set"),
+        (8, {"search": "grid:3"}, "search"),
+        (8, {"layers": [1]}, "choice of layers"),
+    ],
+)
+def test_another_look_in_the_same_folder_is_told(probed, tmp_path, count, settings, said):
     shutil.copytree(probed.folder / "probe", tmp_path / "probe")
-    probe = Probe(us.digits(9), at=10, out=tmp_path / "probe")
-    with pytest.raises(UnderstudyError, match="was measured on another probe set: give the same inputs"):
+    probe = Probe(us.digits(count), at=10, out=tmp_path / "probe", **{"layers": [0, 1], **settings})
+    with pytest.raises(UnderstudyError, match=f"was measured on another {said}: give the same, or another folder"):
         kept(TINY, tmp_path, seed=0, callbacks=[probe])
+    assert len(list((tmp_path / "probe").iterdir())) == 4
 
 
 def test_wrong_uses_are_told():

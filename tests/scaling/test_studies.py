@@ -29,8 +29,7 @@ from understudy.reproduce.study import Finding
 from understudy.scaling.contrast import Contrast, over_seeds, within_seeds
 from understudy.scaling.metric import task_metric
 from understudy.scaling.natural import NATURAL, Natural
-from understudy.scaling.table import figures
-from understudy.scaling.table import over_seeds as table_over_seeds
+from understudy.scaling.table import figures, mean_over_seeds
 
 WORDS = ("a", "b", "c", "d", "e", "f", "g", "h")
 
@@ -89,6 +88,43 @@ def test_a_training_is_followed_and_drawn(tmp_path):
     again = run("reproduce", "figure2", "--out", tmp_path, "--count", 6)  # nothing is trained again
     assert again.exit_code == 0
     assert again.output.replace("\n", " ") == result.output.replace("\n", " ")
+    assert len(list((tmp_path / "models").iterdir())) == 1
+
+
+def _trajectory(similar, metric=None):
+    """A trajectory of one layer or several with this similarity `[half, step, layer]`."""
+    similar = np.asarray(similar, dtype=float)
+    steps = similar.shape[1]
+    found = xr.Dataset({"similarity_halves": (("half", "step", "layer"), similar)}, {"step": range(steps)})
+    found["similarity"] = found["similarity_halves"].mean("half")
+    found["warmup"] = xr.zeros_like(found["similarity"], dtype=bool)
+    if metric is not None:
+        found["metric"] = ("step", np.asarray(metric, dtype=float))
+    return found
+
+
+def test_a_fall_counts_only_where_both_halves_of_the_inputs_show_it():
+    fall = np.array([0.0, 0.2, 0.8, 0.3, 0.9, 1.0])
+    assert figure2.largest_fall(_trajectory(np.stack([fall, fall])[:, :, None])) == pytest.approx(0.5)
+    rng = np.random.default_rng(0)
+    noise = [figure2.largest_fall(_trajectory(0.7 + 0.08 * rng.standard_normal((2, 24, 3)))) for _ in range(400)]
+    assert abs(np.mean(noise)) < 0.03  # chance alone falls nowhere, on average
+    alike = [figure2.range_of_layers(_trajectory(0.7 + 0.08 * rng.standard_normal((2, 24, 3)))) for _ in range(400)]
+    assert abs(np.mean(alike)) < 0.03
+
+
+def test_claims_about_performance_need_performance_that_rises():
+    similar = np.stack([np.linspace(0, 1, 11)] * 2)[:, :, None]
+    assert np.isnan(figure2.unlike_when_good(_trajectory(similar, np.full(11, 0.5))))
+    metric = [0.1, 0.97, 0.2, 0.5, 0.96, 0.96, 0.97, 0.98, 0.97, 0.97, 0.98]  # once by chance, then for good at 4
+    assert figure2.unlike_when_good(_trajectory(similar, metric)) == pytest.approx(0.9 - 0.4)
+
+
+def test_warm_up_is_no_formation():
+    found = _trajectory(np.stack([np.linspace(0, 1, 21)] * 2)[:, :, None])
+    assert figure2.early_and_late(found, 0) > 0.4
+    found["warmup"][:5] = True
+    assert np.isnan(figure2.early_and_late(found, 0))
 
 
 def _bert(folder, layers, heads):
@@ -146,12 +182,12 @@ def test_a_pretrained_family_is_compared_on_the_same_texts(masked, tmp_path):
 @pytest.mark.usefixtures("masked")
 def test_what_a_family_lacks_is_told(tmp_path):
     setting = ManySetting("paper", tmp_path / "out")
-    with pytest.raises(UnderstudyError, match="The ViT family is measured on ImageNet-1K pictures: give a folder"):
+    with pytest.raises(UnderstudyError, match="The ViT family is measured on 512 ImageNet-1K pictures: give a folder"):
         table3.run(setting)
     with pytest.raises(UnderstudyError, match=r"no family 'gpt': there are vit, bert, qwen2\.5"):
         table3.run(replace(setting, family="gpt"))
-    with pytest.raises(UnderstudyError, match="add --scale paper"):
-        table3.run(replace(setting, scale="mini", family="bert"))
+    with pytest.raises(UnderstudyError, match="and their classes with --labels"):
+        table3.run(replace(setting, family="vit", images=tmp_path))
     with pytest.raises(UnderstudyError, match=r"The data set nowhere/nothing could not be opened"):
         table3.run(replace(setting, family="bert"))
     with pytest.raises(UnderstudyError, match="trains on ImageNet-100: give its folder with --images"):
@@ -163,17 +199,31 @@ def test_what_a_family_lacks_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("table4", "--model", "digits"), "--model says nothing to table4: it takes --seeds, --corpus, --engine"),
-        (("table1", "--seeds", "2"), "--seeds says nothing to table1: it takes --model"),
+        (
+            ("table4", "--model", "digits"),
+            "--model says nothing to table4 at scale mini: it takes --seeds, --corpus, --engine",
+        ),
+        (("table1", "--seeds", "2"), "--seeds says nothing to table1 at scale mini: it takes --model"),
         (("table5", "--scale", "huge"), "--scale huge is not possible: table5 has mini and paper"),
         (("table4", "--corpus", "nowhere"), "The corpus nowhere is not there"),
         (("table4", "--seeds", "0"), "--seeds 0 is not possible"),
+        (("table3", "--texts", "nowhere.txt"), "--texts says nothing to table3 at scale mini"),
+        (("table3", "--scale", "paper", "--seeds", "3"), "--seeds says nothing to table3 at scale paper"),
+        (("figure2", "--texts", "nowhere.txt"), "--texts is for --checkpoints"),
+        (("figure2", "--checkpoints", "x", "--seeds", "2"), "--seeds is for trainings: checkpoints are of one"),
     ],
 )
 def test_options_that_say_nothing_are_refused(options, said, tmp_path):
     result = run("reproduce", *options, "--out", tmp_path)
     assert result.exit_code == 2
     assert said in result.output.replace("\n", " ")
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    result = run("reproduce", "table4", "--out", tmp_path / "file")
+    assert result.exit_code == 2
+    assert "cannot be written into: File exists" in result.output.replace("\n", " ")
 
 
 def test_every_study_says_what_it_needs():
@@ -206,11 +256,11 @@ def test_tables_of_seeds_keep_the_order_and_say_what_their_ends_are():
 
     points = [Point(name, seed, 10, Metric("loss", seed, 1), measured) for seed in (0, 1) for name in ("z", "a")]
     seeds = figures(points, resamples=50)
-    table = table_over_seeds(seeds)
+    table = mean_over_seeds(seeds)
     assert list(table.index) == ["z", "a"]
     assert (table["metric_low"] == 0).all()
     assert (table["metric_high"] == 1).all()
-    one = table_over_seeds(figures(points[:2], resamples=50))
+    one = mean_over_seeds(figures(points[:2], resamples=50))
     assert "metric_low" not in one
     assert (one["raw_low"] < one["raw"]).all()
     whole = us.summary(measured, resamples=0).iloc[-1]

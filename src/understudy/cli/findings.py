@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from understudy.cli.console import out
@@ -24,14 +25,16 @@ def show(report: Report) -> None:
         out.print(_printed(title, table))
     for key, text in report.about.items():
         if isinstance(text, str):
-            out.print(f"{key}: {text}", highlight=False)
+            out.print(f"{key}: {escape(text)}", highlight=False)
     for finding in report.findings:
-        out.print(f"{MARKS[finding.holds]}  {finding.claim} ({finding.figures})", highlight=False)
+        out.print(f"{MARKS[finding.holds]}  {escape(finding.claim)} ({escape(finding.figures)})", highlight=False)
 
 
 def _printed(heading: str, frame: pd.DataFrame) -> Table:
     look = box.SIMPLE_HEAD
-    table = Table(title=heading, title_justify="left", box=look, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    table = Table(
+        title=escape(heading), title_justify="left", box=look, padding=(0, 1), collapse_padding=True, pad_edge=False
+    )
     # Intervals stand below their figure; counts, and differences that the paper does not give, are in the files.
     hidden = [f"{c}_gap" for c in ("S", "kl") if f"{c}_gap_paper" not in frame.columns]
     hidden += ["sources", "unfitted", "left_out", "correct_paper", "seeds", "heads", "valid"]
@@ -45,7 +48,7 @@ def _printed(heading: str, frame: pd.DataFrame) -> Table:
         title = str(name).replace("_", " ")
         table.add_column(title, justify="left" if name in index else "right", overflow="fold")
     for _, row in flat.iterrows():
-        cells = [str(row[name]) for name in index]
+        cells = [escape(str(row[name])) for name in index]
         for name in shown:
             text = _size(int(row[name])) if name == "parameters" else _number(row[name])
             if f"{name}_low" in frame.columns:

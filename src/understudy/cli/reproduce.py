@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,6 +81,7 @@ def reproduce(
     options |= {"skip_bad": skip_bad or None, "head": head, "seeds": seeds, "corpus": corpus, "family": family}
     options |= {"checkpoints": checkpoints, "engine": engine}
     checked(chosen, scale, options)
+    _writable(output)
     if labels is not None and images is None:
         raise UnderstudyError("--labels are for --images.")
     if seeds is not None and seeds < 1:
@@ -135,11 +137,21 @@ def _of_many(chosen: ManyStudy, scale: str, options: Mapping[str, Any], output: 
     from understudy.reproduce.many import ManySetting
 
     out.print(f"{chosen.title}\nneeds: {chosen.needs[scale]}", highlight=False)
-    taken = {name: value for name, value in options.items() if name in chosen.takes and value is not None}
+    taken = {name: value for name, value in options.items() if value is not None}
     if "labels" in taken:
         taken["labels"] = given.read_labels(taken["labels"])
     with _bars() as bar:
         return chosen.run(ManySetting(scale, output, **taken, progress=bar))
+
+
+def _writable(folder: Path) -> None:
+    """See that a folder can be written into, before anything is spent."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as problem:
+        raise UnderstudyError(f"--out {folder} cannot be written into: {problem.strerror or problem}.") from problem
 
 
 class _bars:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ FOLDS = 10
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents in two parts that never mix; each call reads a part anew."""
+    """Documents in two parts that never mix; each call reads a part anew. fingerprint: tells it from a changed one."""
 
     name: str
+    fingerprint: str
     training: Callable[[], Iterable[str]]
     held_out: Callable[[], Iterable[str]]
 
@@ -39,18 +42,22 @@ def corpus(source: str | Path = "stdlib") -> Corpus:
     text = str(source)
     if text == "stdlib":
         return Corpus(
-            "stdlib", lambda: stdlib.read(stdlib.training_files()), lambda: stdlib.read(stdlib.held_out_files())
+            "stdlib",
+            platform.python_version(),
+            lambda: stdlib.read(stdlib.training_files()),
+            lambda: stdlib.read(stdlib.held_out_files()),
         )
     if text.startswith("hub:"):
         rows = HubTexts.of(text)
-        return Corpus(text, lambda: _part(rows, held_out=False), lambda: _part(rows, held_out=True))
+        return Corpus(text, text, lambda: _part(rows, held_out=False), lambda: _part(rows, held_out=True))
     path = Path(source)
     if not path.exists():
         raise UnderstudyError(
             f"The corpus {text} is not there: give a folder of .txt files, a file of lines, 'stdlib', or "
             "'hub:NAME[:CONFIG[:SPLIT[:COLUMN]]]'."
         )
-    return Corpus(path.name, lambda: _part(_files(path), held_out=False), lambda: _part(_files(path), held_out=True))
+    parts = [partial(_part_of, path, held_out=held_out) for held_out in (False, True)]
+    return Corpus(path.name, _listing(path), *parts)
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,18 @@ class HubTexts:
 
 def _part(documents: Iterable[str], *, held_out: bool) -> Iterator[str]:
     return (text for index, text in enumerate(documents) if (index % FOLDS == 0) == held_out)
+
+
+def _part_of(path: Path, *, held_out: bool) -> Iterator[str]:
+    return _part(_files(path), held_out=held_out)
+
+
+def _listing(path: Path) -> str:
+    """A hash of what lies below a path: names, sizes and times."""
+    files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+    known = [(file.relative_to(path).as_posix(), file.stat()) for file in files]
+    text = "\n".join(f"{name} {about.st_size} {about.st_mtime_ns}" for name, about in known)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _files(path: Path) -> Iterator[str]:

@@ -94,7 +94,8 @@ def tokenized(corpus: Corpus, folder: Path, *, vocabulary: int, tokens: int, hel
     tokens: the budget of a training; a corpus that would have to be read more than `PASSES` times is too small.
     held_out: how many held-out tokens are needed, at most.
     """
-    asked = {"corpus": corpus.name, "vocabulary": vocabulary, "tokens": tokens, "asked_held_out": held_out}
+    asked = {"corpus": corpus.name, "documents": corpus.fingerprint, "vocabulary": vocabulary, "tokens": tokens}
+    asked["asked_held_out"] = held_out
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
         made = Tokens(folder)
@@ -102,7 +103,8 @@ def tokenized(corpus: Corpus, folder: Path, *, vocabulary: int, tokens: int, hel
             _make(corpus, folder, asked)
         elif {key: made.about.get(key) for key in asked} != asked:
             raise UnderstudyError(
-                f"{folder} holds the tokens of another corpus or budget ({made.about}): choose another folder."
+                f"{folder} holds the tokens of another corpus or budget, or its documents have changed since: choose "
+                "another folder, or remove it."
             )
     return made
 

@@ -143,12 +143,17 @@ class Budget:
         """Optimizer steps."""
         return self.tokens // (self.batch * self.accumulation * self.context)
 
-    def arguments(self) -> dict[str, Any]:
-        """The same in the words of `transformers.TrainingArguments`."""
+    def arguments(self, devices: int = 1) -> dict[str, Any]:
+        """The same in the words of `transformers.TrainingArguments`; the devices share the contexts of a step."""
+        if self.accumulation % devices:
+            raise UnderstudyError(
+                f"A step of {self.accumulation} batches cannot be shared by {devices} devices: let "
+                f"CUDA_VISIBLE_DEVICES show a number of them that divides {self.accumulation}."
+            )
         return {
             "max_steps": self.steps,
             "per_device_train_batch_size": self.batch,
-            "gradient_accumulation_steps": self.accumulation,
+            "gradient_accumulation_steps": self.accumulation // devices,
             "learning_rate": self.learning_rate,
             "lr_scheduler_type": "cosine",
             "warmup_steps": int(self.warmup * self.steps),
@@ -195,7 +200,7 @@ class Gpt2Recipe:
             count * passes,
             out,
             recipe=self.told(),
-            defaults=self.budget.arguments(),
+            defaults=self.budget.arguments(max(1, torch.cuda.device_count())),
             arguments=arguments,
             seed=seed,
             progress=progress,

@@ -52,7 +52,7 @@ def fit(
     `resume_from_checkpoint` goes on from one. A callback that has `watch` gets the Trainer by it.
     False on all but one process of a distributed run.
     """
-    from transformers import PrinterCallback, Trainer, TrainingArguments
+    from transformers import PrinterCallback, TrainingArguments
     from transformers.trainer import TRAINING_ARGS_NAME
 
     checkpoints = out / "checkpoints"
@@ -63,7 +63,7 @@ def fit(
         remove_unused_columns=False,
         **{"dataloader_pin_memory": torch.cuda.is_available(), **quiet, **defaults, "seed": seed, **arguments},
     )
-    trainer = Trainer(model=model, args=options, train_dataset=range(count), data_collator=load)
+    trainer = _trainer(model=model, args=options, train_dataset=range(count), data_collator=load)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_reporter(progress))
     for callback in callbacks:
@@ -89,6 +89,22 @@ def fit(
     return True
 
 
+def _trainer(**arguments: Any) -> Any:
+    from transformers import Trainer
+
+    class Resuming(Trainer):  # type: ignore[misc]
+        """A Trainer that goes on with all weights of a checkpoint."""
+
+        def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+            # Files may have other names for weights than modules do (ViT). `from_pretrained` knows both; the Trainer's
+            # own way leaves out, without a word, what it does not find.
+            network = self.model if model is None else model
+            saved = type(network).from_pretrained(resume_from_checkpoint, use_safetensors=True)
+            network.load_state_dict(saved.state_dict())
+
+    return Resuming(**arguments)
+
+
 def _reporter(progress: Progress | None) -> Any:
     from transformers import TrainerCallback
 
@@ -104,3 +120,16 @@ def _reporter(progress: Progress | None) -> Any:
                 log.info("step %d of %d: loss %.4f", state.global_step, state.max_steps, float(logs["loss"]))
 
     return Reporter()
+
+
+def epoch_counter() -> Any:
+    """A callback whose `now` is the epoch that runs, also in a training that goes on from a checkpoint."""
+    from transformers import TrainerCallback
+
+    class EpochCounter(TrainerCallback):  # type: ignore[misc]
+        now = 0
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            self.now = int(state.epoch or 0)
+
+    return EpochCounter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -19,7 +20,7 @@ from understudy.inputs.pictures import Pictures
 from understudy.models import quietly
 from understudy.recipes.card import card_figures, write_card
 from understudy.recipes.recipe import Progress
-from understudy.recipes.trainer import fit, require_accelerate
+from understudy.recipes.trainer import epoch_counter, fit, require_accelerate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,6 +51,9 @@ class VitRecipe:
     rotation: float = 12.0  # degrees, at most, in training
     stretch: float = 0.15  # of size and slant, at most, in training
     flip: bool = False  # every other picture mirrored in training, left to right: not for digits and letters
+    # Whether epoch and index alone decide how a picture is moved, so that a training which goes on from a checkpoint
+    # sees what it would have seen. The bundled models were trained without.
+    by_index: bool = False
     measured: int = 128  # held-out pictures for the figures of each layer on the card
 
     def __post_init__(self) -> None:
@@ -74,15 +78,18 @@ class VitRecipe:
         from transformers import set_seed
 
         self.data.held_out.batch([0])  # decodes what is kept in memory: a corrupt picture shows before the training
+        prepared = json.dumps(preprocessor(self.data.side, self.data.channels), indent=2)
+        (out / "preprocessor_config.json").write_text(prepared + "\n", encoding="utf-8")
         set_seed(seed)
-        examples = self.data.training
+        examples, epoch = self.data.training, epoch_counter()
 
         def load(indices: Sequence[int]) -> Batch:
             batch = examples.batch(indices)
-            pixels = moved(batch["pixel_values"], self.shift, self.rotation, self.stretch)
-            return {**batch, "pixel_values": mirrored(pixels) if self.flip else pixels}
+            chance = _decided(seed, epoch.now, indices) if self.by_index else None
+            pixels = moved(batch["pixel_values"], self.shift, self.rotation, self.stretch, chance)
+            return {**batch, "pixel_values": mirrored(pixels, chance) if self.flip else pixels}
 
-        writer = fit(
+        return fit(
             self.model(),
             load,
             len(examples),
@@ -92,12 +99,8 @@ class VitRecipe:
             arguments=arguments,
             seed=seed,
             progress=progress,
-            callbacks=callbacks,
+            callbacks=[epoch, *callbacks],
         )
-        if writer:
-            prepared = json.dumps(preprocessor(self.data.side, self.data.channels), indent=2)
-            (out / "preprocessor_config.json").write_text(prepared + "\n", encoding="utf-8")
-        return writer
 
     def describe(self, out: Path) -> None:
         """Measure the model in `out` on the held-out pictures and write its card."""
@@ -116,7 +119,7 @@ class VitRecipe:
 
     def told(self) -> dict[str, Any]:
         """The recipe as the record of its training keeps it: all that the weights depend on."""
-        aside = ("data", "measured")
+        aside = ("data", "measured") if self.by_index else ("data", "measured", "by_index")
         settings = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in aside}
         return {**settings, **self.data.told()}
 
@@ -184,25 +187,33 @@ def preprocessor(side: int, channels: int) -> dict[str, Any]:
     }
 
 
-def moved(pixels: Tensor, shift: float, rotation: float, stretch: float) -> Tensor:
+def _decided(seed: int, epoch: int, indices: Sequence[int]) -> torch.Generator:
+    """Chance that is the same for the same pictures of the same epoch."""
+    text = f"{seed} {epoch} {list(indices)}".encode()
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big"))
+
+
+def moved(
+    pixels: Tensor, shift: float, rotation: float, stretch: float, chance: torch.Generator | None = None
+) -> Tensor:
     """The pictures, each shifted (pixels), turned (degrees) and stretched (share) at random, by at most so much."""
     count, side = len(pixels), pixels.shape[-1]
-    angle = _spread(count) * radians(rotation)
+    angle = _spread(chance, count) * radians(rotation)
     turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], dim=-1).view(count, 2, 2)
-    warp = turn + stretch * _spread(count, 2, 2)
-    offset = _spread(count, 2, 1) * shift * 2 / side  # the grid is two units wide
+    warp = turn + stretch * _spread(chance, count, 2, 2)
+    offset = _spread(chance, count, 2, 1) * shift * 2 / side  # the grid is two units wide
     grid = affine_grid(torch.cat([warp, offset], dim=-1), list(pixels.shape), align_corners=False)
     # What lies around a picture is black, -1, but the sampler pads with 0.
     return grid_sample(pixels + 1, grid, align_corners=False) - 1
 
 
-def mirrored(pixels: Tensor) -> Tensor:
+def mirrored(pixels: Tensor, chance: torch.Generator | None = None) -> Tensor:
     """The pictures, each mirrored left to right or not, at random."""
-    return torch.where(torch.rand(len(pixels), 1, 1, 1) < 0.5, pixels.flip(-1), pixels)
+    return torch.where(torch.rand(len(pixels), 1, 1, 1, generator=chance) < 0.5, pixels.flip(-1), pixels)
 
 
-def _spread(*shape: int) -> Tensor:
-    return torch.rand(shape) * 2 - 1  # uniform between -1 and 1
+def _spread(chance: torch.Generator | None, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=chance) * 2 - 1  # uniform between -1 and 1
 
 
 def accuracy(model: PreTrainedModel, inputs: Inputs) -> float:

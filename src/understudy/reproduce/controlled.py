@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from understudy.recipes.gpt2 import Shape
-from understudy.reproduce.many import ManySetting
+from understudy.reproduce.many import ManySetting, spread_of
 from understudy.reproduce.study import put_after
 from understudy.scaling.controlled import MINI, PAPER, Controlled, member, protocol, shared_text
 from understudy.scaling.family import points
-from understudy.scaling.table import figures, over_seeds
+from understudy.scaling.table import figures, mean_over_seeds
 
 COLUMNS = ("loss", "raw", "matched2", "cover", "rank", "effective_rank")
 
@@ -26,7 +26,7 @@ class Shapes:
 
     def rows(self, shapes: Mapping[tuple[str, ...], Shape], names: Sequence[str]) -> pd.DataFrame:
         """One row for each name of a shape: means over seeds. A shape may have several names."""
-        table = over_seeds(self.figures).rename(columns=lambda name: str(name).replace("metric", "loss"))
+        table = mean_over_seeds(self.figures).rename(columns=lambda name: str(name).replace("metric", "loss"))
         table = table.loc[[shape.name for shape in shapes.values()]]
         return table.set_index(pd.MultiIndex.from_tuples(list(shapes), names=list(names)))
 
@@ -44,23 +44,18 @@ def measured_shapes(preset: Controlled, shapes: Sequence[Shape], setting: ManySe
     # Seed by seed: an interrupted study has whole seeds first.
     asked = [(shape, seed) for seed in range(setting.seeds) for shape in shapes]
     members = [member(shape, preset, text, models, seed) for shape, seed in asked]
-    found = points(members, protocol(preset, text), setting.folder / "runs", engine=setting.engine, bar=setting.bar)
-    table = figures(found)
+    shared = protocol(preset, text)
+    found = points(members, shared, setting.folder / "runs", engine=setting.engine, bar=setting.bar)
+    table = figures(found, tau=shared.tau)
     table.index = pd.MultiIndex.from_tuples([(shape.name, seed) for shape, seed in asked], names=["model", "seed"])
     about: dict[str, object] = {
         "protocol": f"{preset.contexts} held-out contexts of {preset.length} tokens, quarters of the depth, search "
-        f"{preset.search}, tau 0.5; loss on {found[0].metric.count:,} held-out tokens",
+        f"{preset.search}, tau {shared.tau:g}; loss on {found[0].metric.count:,} held-out tokens",
         "trained on": f"{preset.budget.tokens:,} tokens of {text.about['corpus']}, contexts of "
         f"{preset.budget.context}, vocabulary {text.about['size']}",
-        "spread": _spread(setting.seeds),
+        "spread": spread_of(setting.seeds),
     }
     return Shapes(table, {**about, "runs": [f"runs/{point.name}.zarr" for point in found]})
-
-
-def _spread(seeds: int) -> str:
-    if seeds == 1:
-        return "one seed: intervals are over inputs, and no trend can be told from chance (--seeds 3)"
-    return f"{seeds} seeds: below each figure its least and largest; verdicts by 95% intervals over seeds"
 
 
 def with_paper(table: pd.DataFrame, paper: Sequence[Sequence[float]]) -> pd.DataFrame:

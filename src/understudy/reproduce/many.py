@@ -34,10 +34,21 @@ class ManySetting:
 
 @dataclass(frozen=True)
 class ManyStudy:
-    """One of the paper's studies over many models. takes: the options that it knows."""
+    """One of the paper's studies over many models. options: those that it knows, at each scale."""
 
     name: str
     title: str
-    takes: tuple[str, ...]
+    options: Mapping[str, tuple[str, ...]]
     needs: Mapping[str, str]
     run: Callable[[ManySetting], Report]
+
+    def takes(self, scale: str) -> tuple[str, ...]:
+        """The options that it knows at a scale."""
+        return self.options[scale]
+
+
+def spread_of(seeds: int) -> str:
+    """What the ends below a figure are, and what a verdict goes by."""
+    if seeds == 1:
+        return "one seed: no trend can be told from chance (--seeds 3); intervals, where there are, are over inputs"
+    return f"{seeds} seeds: below each figure its least and largest; verdicts by 95% intervals over seeds, each alone"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from understudy.inputs.pictures import Pictures
@@ -24,15 +24,19 @@ class MiniPictures:
     def family(self, data: Pictures, heads: Sequence[int]) -> dict[str, VitRecipe]:
         """ViTs of these many heads, of one width."""
         if data is DIGITS.data:
-            return family(data, heads, epochs=self.epochs)
+            return family(data, heads, epochs=self.epochs, by_index=True)
         epochs = max(1, round(self.seen / len(data.training)))
         # Grey pictures are often signs, which are others when mirrored.
         moves: dict[str, Any] = {"shift": 2.0, "rotation": 5.0, "stretch": 0.1, "flip": data.channels > 1}
-        return family(data, heads, patch=self.patch, epochs=epochs, learning_rate=3e-3, dropout=0.0, **moves)
+        return family(
+            data, heads, patch=self.patch, epochs=epochs, learning_rate=3e-3, dropout=0.0, by_index=True, **moves
+        )
 
     def one(self, data: Pictures) -> VitRecipe:
         """The ViT whose training is followed."""
-        return DIGITS if data is DIGITS.data else self.family(data, (6,))[f"{data.name}-6x8"]
+        if data is DIGITS.data:
+            return replace(DIGITS, by_index=True)
+        return self.family(data, (6,))[f"{data.name}-6x8"]
 
 
 MINI = MiniPictures()

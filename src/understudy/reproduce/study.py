@@ -80,6 +80,9 @@ class Report:
         for name, table in {**self.tables, **self.details}.items():
             written.append(folder / f"{name}.csv")
             table.to_csv(written[-1])
+        written.append(folder / "findings.json")
+        found = [{"claim": f.claim, "holds": f.holds, "figures": f.figures} for f in self.findings]
+        written[-1].write_text(json.dumps({**self.about, "findings": found}, indent=1) + "\n", encoding="utf-8")
         for name, dataset in self.data.items():
             written.append(folder / f"{name}.zarr")
             with warnings.catch_warnings():
@@ -88,14 +91,11 @@ class Report:
         suffixes = ("svg", "pdf") if self.figures and can_export() else ("html",)
         drawn = {folder / f"{name}.{suffix}": figure for name, figure in self.figures.items() for suffix in suffixes}
         written += save_all(drawn)
-        written.append(folder / "findings.json")
-        found = [{"claim": f.claim, "holds": f.holds, "figures": f.figures} for f in self.findings]
-        written[-1].write_text(json.dumps({**self.about, "findings": found}, indent=1) + "\n", encoding="utf-8")
         return written
 
 
 class AnyStudy(Protocol):
-    """What every study says of itself. takes: the options that it knows, by name."""
+    """What every study says of itself."""
 
     @property
     def name(self) -> str:
@@ -109,9 +109,8 @@ class AnyStudy(Protocol):
     def needs(self) -> Mapping[str, str]:
         """What each scale takes, in words."""
 
-    @property
-    def takes(self) -> tuple[str, ...]:
-        """The options that it knows."""
+    def takes(self, scale: str) -> tuple[str, ...]:
+        """The options that it knows at a scale."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Study:
     needs: Mapping[str, str]
     run: Callable[[Setting], Report]
 
-    takes: ClassVar[tuple[str, ...]] = (
+    options: ClassVar[tuple[str, ...]] = (
         "model",
         "images",
         "labels",
@@ -141,15 +140,21 @@ class Study:
         "head",
     )
 
+    def takes(self, scale: str) -> tuple[str, ...]:  # noqa: ARG002
+        """The options that it knows: the same at every scale."""
+        return self.options
+
 
 def checked(study: AnyStudy, scale: str, given: Mapping[str, object]) -> None:
     """Refuse a scale that a study has not, and options that say nothing to it, before anything is spent."""
     if scale not in study.needs:
         raise UnderstudyError(f"--scale {scale} is not possible: {study.name} has {' and '.join(study.needs)}.")
-    idle = [_option(name) for name, value in given.items() if value is not None and name not in study.takes]
+    takes = study.takes(scale)
+    idle = [_option(name) for name, value in given.items() if value is not None and name not in takes]
     if idle:
         raise UnderstudyError(
-            f"{', '.join(idle)} says nothing to {study.name}: it takes {', '.join(map(_option, study.takes))}."
+            f"{', '.join(idle)} says nothing to {study.name} at scale {scale}: it takes "
+            f"{', '.join(map(_option, takes))}."
         )
 
 

@@ -20,13 +20,13 @@ from understudy.organize.compare import compare
 from understudy.recipes.digits import DIGITS
 from understudy.recipes.kept import kept, place
 from understudy.recipes.vit import VitRecipe
-from understudy.reproduce.many import ManySetting, ManyStudy
+from understudy.reproduce.many import ManySetting, ManyStudy, spread_of
 from understudy.reproduce.pictures import MINI
 from understudy.reproduce.study import Finding, Report, put_after
 from understudy.scaling.contrast import Contrast, within_seeds
 from understudy.scaling.family import Member, Point, SharedProtocol, points
 from understudy.scaling.natural import NATURAL, Natural
-from understudy.scaling.table import figures, over_seeds
+from understudy.scaling.table import figures, mean_over_seeds
 
 # Task metric, Raw, Matched-2, Cover/H, Rank/H.
 PAPER = {
@@ -52,8 +52,6 @@ HEADS = (3, 6, 12)
 def run(setting: ManySetting) -> Report:
     """The family of the digits or of the user's pictures at mini scale; the paper's, or one of them, at its scale."""
     if setting.scale == "mini":
-        if setting.family is not None:
-            raise UnderstudyError("--family chooses among the paper's families: add --scale paper.")
         return _trained_family(setting)
     return _natural_families(setting)
 
@@ -70,9 +68,9 @@ def _trained_family(setting: ManySetting) -> Report:
     probe = data.held_out.take(range(count))
     protocol = SharedProtocol(lambda _model: probe, lambda _model: data.held_out, "last", "grid:31")
     found = points(members, protocol, setting.folder / "runs", engine=setting.engine, bar=setting.bar)
-    seeds = figures(found)
+    seeds = figures(found, tau=protocol.tau)
     seeds.index = pd.MultiIndex.from_tuples([(name, seed) for name, _, seed in asked], names=["model", "seed"])
-    table = over_seeds(seeds)
+    table = mean_over_seeds(seeds)
     for at, name in enumerate(COLUMNS[1:], 1):
         paper = [PAPER["vit", size][at] for size in ("tiny", "small", "base")]
         put_after(table, name, f"{name}_paper", pd.Series(paper, index=table.index))
@@ -87,7 +85,7 @@ def _trained_family(setting: ManySetting) -> Report:
     about = {
         "protocol": f"{count} held-out pictures, last layer, grid:31, tau 0.5; accuracy on {len(data.held_out)}",
         "beside it": "the paper's ViT Tiny, Small and Base, which also have 3, 6 and 12 heads of one width",
-        "seeds": str(setting.seeds),
+        "spread": spread_of(setting.seeds),
     }
     return Report({data.name: table}, _findings(data.name, steps), {}, about, {"seeds": seeds})
 
@@ -105,9 +103,9 @@ def _natural_families(setting: ManySetting) -> Report:
     if setting.family is not None and setting.family not in NATURAL:
         raise UnderstudyError(f"There is no family {setting.family!r}: there are {', '.join(NATURAL)}.")
     chosen = [NATURAL[setting.family]] if setting.family is not None else list(NATURAL.values())
-    if any(family.data is None for family in chosen) and setting.images is None:
+    if any(family.data is None for family in chosen) and (setting.images is None or setting.labels is None):
         raise UnderstudyError(
-            "The ViT family is measured on ImageNet-1K pictures: give a folder of them with --images, and their "
+            "The ViT family is measured on 512 ImageNet-1K pictures: give a folder of them with --images, and their "
             "classes with --labels; or choose another family with --family."
         )
     tables, details = {}, {}
@@ -123,7 +121,7 @@ def _natural_families(setting: ManySetting) -> Report:
         sizes = list(family.models)
         seeds = figures(found)
         seeds.index = pd.MultiIndex.from_tuples([(size, 0) for size in sizes], names=["model", "seed"])
-        table = over_seeds(seeds)
+        table = mean_over_seeds(seeds)
         for at, name in enumerate(COLUMNS):
             paper = pd.Series([PAPER[family.name, size][at] for size in sizes], index=table.index)
             put_after(table, name, f"{name}_paper", paper)
@@ -136,7 +134,7 @@ def _natural_families(setting: ManySetting) -> Report:
 def _inputs(family: Natural, setting: ManySetting, model: nn.Module) -> Inputs:
     if family.data is None:
         assert setting.images is not None
-        return images(setting.images, model, count=setting.count, labels=setting.labels)
+        return images(setting.images, model, count=max(family.measured, family.scored), labels=setting.labels)
     return family.read(model, setting.texts)
 
 
@@ -167,7 +165,7 @@ def _findings(name: str, steps: dict[str, dict[str, Contrast]]) -> tuple[Finding
 STUDY = ManyStudy(
     "table3",
     "Functional organization across model scale (section 5.1, Table 3)",
-    ("seeds", "family", "images", "labels", "texts", "count", "engine"),
+    {"mini": ("seeds", "images", "count", "engine"), "paper": ("family", "images", "labels", "texts", "engine")},
     {
         "mini": "ViTs with 3, 6 and 12 heads, trained on the digits, or on a folder of labelled pictures of yours "
         "(--images); about five minutes a seed. It can be interrupted and goes on",

@@ -57,8 +57,10 @@ def _findings(preset: Controlled, figures: pd.DataFrame) -> tuple[Finding, ...]:
         "Raw rises by": within_seeds(figures, lambda seed: seed["raw"][wide] - seed["raw"][narrow]),
         "Rank/H falls by": within_seeds(figures, lambda seed: seed["rank"][narrow] - seed["rank"][wide]),
     }
+    cover = within_seeds(figures, lambda seed: seed["cover"][narrow] - seed["cover"][wide])
     return (
         Finding.beyond_spread("Widening lowers the loss, raises Raw Oracle and lowers Rank/H", width),
+        Finding.beyond_spread("Widening lowers Cover/H", {"by": cover}),
         Finding.beyond_spread(
             "From the shared baseline, widening raises Raw Oracle more than deepening",
             {
@@ -79,7 +81,7 @@ def _findings(preset: Controlled, figures: pd.DataFrame) -> tuple[Finding, ...]:
 STUDY = ManyStudy(
     "table4",
     "Controlled width and depth scaling (section 5.2, Table 4)",
-    ("seeds", "corpus", "engine"),
+    dict.fromkeys(("mini", "paper"), ("seeds", "corpus", "engine")),
     {
         "mini": "five GPT-2s of 0.3 to 1.2 million parameters, trained on the standard library's source; about ten "
         "minutes a seed. It can be interrupted and goes on",

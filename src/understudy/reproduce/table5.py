@@ -59,7 +59,7 @@ def _findings(preset: Controlled, figures: pd.DataFrame) -> tuple[Finding, ...]:
 STUDY = ManyStudy(
     "table5",
     "Functional organization at fixed capacity (section 5.3, Table 5)",
-    ("seeds", "corpus", "engine"),
+    dict.fromkeys(("mini", "paper"), ("seeds", "corpus", "engine")),
     {
         "mini": "three GPT-2s of 0.55 million parameters with 6, 12 or 24 heads, one of them the baseline of table4; "
         "about six minutes a seed. It can be interrupted and goes on",

@@ -104,25 +104,33 @@ def shared_text(preset: Controlled, folder: Path) -> Tokens:
     """The tokens that all models of a preset share; a corpus too small for the budget is refused here."""
     name = "".join(letter if letter.isalnum() else "-" for letter in preset.corpus).strip("-")
     budget = preset.budget
-    return tokenized(
+    text = tokenized(
         corpus(preset.corpus),
         folder / f"tokens-{name}-{budget.vocabulary}-{budget.tokens}",
         vocabulary=budget.vocabulary,
         tokens=budget.tokens,
         held_out=preset.scored * budget.context,
     )
+    measured_contexts(preset, text)  # held-out text that is too short shows before anything is trained
+    scored_contexts(preset, text)
+    return text
+
+
+def measured_contexts(preset: Controlled, text: Tokens) -> Inputs:
+    """The held-out contexts of CFS."""
+    return text.contexts(preset.contexts, preset.length)
+
+
+def scored_contexts(preset: Controlled, text: Tokens) -> Inputs:
+    """The held-out contexts of the loss: as many as there are, up to the preset's number."""
+    length = preset.budget.context
+    return text.contexts(max(1, min(preset.scored, len(text.held_out) // length)), length)
 
 
 def protocol(preset: Controlled, text: Tokens) -> SharedProtocol:
     """What every model is asked: CFS at quarters of the depth, the loss on more contexts."""
-
-    def measured(_model: nn.Module) -> Inputs:
-        return text.contexts(preset.contexts, preset.length)
-
-    def scored(_model: nn.Module) -> Inputs:
-        return text.contexts(min(preset.scored, len(text.held_out) // preset.budget.context), preset.budget.context)
-
-    return SharedProtocol(measured, scored, "quarters", preset.search)
+    measured, scored = measured_contexts(preset, text), scored_contexts(preset, text)
+    return SharedProtocol(lambda _model: measured, lambda _model: scored, "quarters", preset.search)
 
 
 def member(shape: Shape, preset: Controlled, text: Tokens, folder: Path, seed: int) -> Member:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from filelock import FileLock, Timeout
+
+from understudy.errors import UnderstudyError
 
 T = TypeVar("T")
 
@@ -21,6 +24,11 @@ def divided(work: Mapping[str, Callable[[], T]], folder: Path) -> dict[str, T]:
     A piece keeps its result in files and returns it from there when it is done already, so the same command on
     several machines divides a study among them, and all of them have all results.
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UnderstudyError(
+            "A study divides its models among processes that share a folder, not among those of torchrun: start the "
+            "same command as often as you like, without torchrun."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, T] = {}
     while len(found) < len(work):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import xarray as xr
@@ -15,20 +17,35 @@ from understudy.scaling.trajectory import trajectory
 from understudy.worker import Layers
 
 
-def dynamics(
-    recipe: Trainable,
-    folder: Path,
-    inputs: Inputs,
-    *,
-    epochs: Sequence[int],
-    layers: Layers,
-    search: str,
-    scored: Inputs,
-    seed: int,
-    progress: Progress | None = None,
-) -> xr.Dataset:
-    """How a recipe's training went, on a probe set after these epochs and at the end; kept below `folder`."""
-    runs = folder / place(recipe, seed) / "probe"
-    probe = Probe(inputs, at=epochs, unit="epochs", layers=layers, search=search, scored=scored, out=runs)
-    kept(recipe, folder, seed=seed, progress=progress, callbacks=[probe])
-    return trajectory(list(runs_in(runs).values())).assign_attrs(model=recipe.name)
+@dataclass(frozen=True)
+class Watched:
+    """A recipe and a seed, and how its training is looked at."""
+
+    recipe: Trainable
+    seed: int
+    inputs: Inputs
+    epochs: Sequence[int]  # after which it is measured, and at the end
+    layers: Layers
+    search: str
+    scored: Inputs  # of the task metric
+
+    @property
+    def name(self) -> str:
+        """The folder name: another look at the same training has another one."""
+        look = [self.inputs.fingerprint(), list(self.epochs), self.layers, self.search, self.scored.fingerprint()]
+        return f"{place(self.recipe, self.seed)}-watched-{hashlib.sha256(repr(look).encode()).hexdigest()[:8]}"
+
+    def trajectory(self, folder: Path, progress: Progress | None = None) -> xr.Dataset:
+        """How its organization formed; model and runs are kept below `folder`."""
+        runs = folder / self.name / "probe"
+        probe = Probe(
+            self.inputs,
+            at=self.epochs,
+            unit="epochs",
+            layers=self.layers,
+            search=self.search,
+            scored=self.scored,
+            out=runs,
+        )
+        kept(self.recipe, folder / self.name, seed=self.seed, progress=progress, callbacks=[probe])
+        return trajectory(list(runs_in(runs).values())).assign_attrs(model=self.recipe.name)

@@ -33,6 +33,7 @@ class SharedProtocol:
     scored: Callable[[nn.Module], Inputs]
     layers: Layers
     search: str
+    outcome: str = "auto"
     tau: float = 0.5
 
 
@@ -76,11 +77,13 @@ def points(
 def _point(member: Member, protocol: SharedProtocol, folder: Path, engine: str | Engine, bar: Bar) -> Point:
     model = member.open(bar(f"training {member.name}"))
     place = folder / _place(member)
+    here = engine == "local"
     run = measure(
-        model,
-        protocol.measured(model),
+        model if here else partial(member.open, None),  # workers elsewhere open their own
+        protocol.measured(model) if here else protocol.measured,
         layers=protocol.layers,
         search=protocol.search,
+        outcome=protocol.outcome,
         out=Path(f"{place}.zarr"),
         engine=engine,
         progress=bar(f"measuring {member.name}"),

@@ -17,6 +17,7 @@ from understudy.surgery import opened
 
 # Logits held at once: of a vocabulary of 150,000, about seven contexts of 128 tokens.
 _HELD = 2**27
+_TOGETHER = 64  # inputs that are loaded at once
 
 
 @dataclass(frozen=True)
@@ -41,27 +42,31 @@ def task_metric(model: nn.Module, inputs: Inputs, *, progress: Progress | None =
     body = anatomy(model)
     kind = outcomes.resolve(body, "auto")
     total, count = 0.0, 0
-    step = _step(inputs, body)
     meter = Meter(progress, len(inputs))
     with opened(body.model):
-        for start in range(0, len(inputs), step):
-            batch = inputs.batch(range(start, min(start + step, len(inputs))))
-            logits, wanted = _predictions(body, batch, kind)
-            if kind == "classes":
-                total += float((logits.argmax(-1) == wanted).sum())
-            else:
-                total += float(cross_entropy(logits.float(), wanted, reduction="none").double().sum())
-            count += len(wanted)
-            meter.close(min(step, len(inputs) - start))
+        for start in range(0, len(inputs), _TOGETHER):
+            whole = inputs.batch(range(start, min(start + _TOGETHER, len(inputs))))
+            size = len(next(iter(whole.values())))
+            for first in range(0, size, step := _rows(body, whole)):
+                batch = {key: value[first : first + step] for key, value in whole.items()}
+                logits, wanted = _predictions(body, batch, kind)
+                if kind == "classes":
+                    total += float((logits.argmax(-1) == wanted).sum())
+                else:
+                    total += float(cross_entropy(logits.float(), wanted, reduction="none").double().sum())
+                count += len(wanted)
+            meter.close(size)
+    if not count:
+        raise UnderstudyError("There is nothing to score: the texts have no token that follows another.")
     return Metric("accuracy" if kind == "classes" else "loss", total / count, count)
 
 
-def _step(inputs: Inputs, body: Anatomy) -> int:
+def _rows(body: Anatomy, batch: Batch) -> int:
+    """How many inputs run at once: the logits of a large vocabulary are cut."""
     if not body.reads_text:
-        return 64
-    config = body.base.config
-    tokens = inputs.batch([0])["input_ids"].shape[1]
-    return max(1, min(64, _HELD // (tokens * int(getattr(config, "vocab_size", 1)))))
+        return _TOGETHER
+    tokens, vocabulary = batch["input_ids"].shape[1], int(getattr(body.base.config, "vocab_size", 1))
+    return max(1, min(_TOGETHER, _HELD // (tokens * vocabulary)))
 
 
 def _predictions(body: Anatomy, batch: Batch, kind: str) -> tuple[Tensor, Tensor]:

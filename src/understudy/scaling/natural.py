@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from functools import lru_cache, partial
 
 from torch import nn
 
@@ -53,17 +52,25 @@ class Natural:
 
     def read(self, model: nn.Module, source: Source | None) -> Inputs:
         """The family's texts, or the user's, for a model; masked where it predicts masked tokens."""
-        given = source if source is not None else self._hub_texts()
+        assert source is not None or self.data is not None
+        given = source if source is not None else list(_hub_texts(str(self.data), self.scored))
         if self.head == "masked":
             return masked_texts(given, model, masks=8, length=128, bad="skip")
         return texts(given, model, length=128, bad="skip")
 
-    def _hub_texts(self) -> list[str]:
-        assert self.data is not None
-        return list(islice(HubTexts.of(self.data), self.scored))
-
     def _open(self, name: str, _progress: Progress | None) -> nn.Module:
         return load(name, head=self.head, allow_pickle=self.allow_pickle, device_map=self.device_map)
+
+
+@lru_cache(maxsize=4)
+def _hub_texts(data: str, count: int) -> tuple[str, ...]:
+    """The first different texts of a data set, read once for all models."""
+    seen: dict[str, None] = {}
+    for text in HubTexts.of(data):
+        seen.setdefault(text)
+        if len(seen) == count:
+            break
+    return tuple(seen)
 
 
 VIT = Natural(

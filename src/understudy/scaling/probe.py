@@ -6,6 +6,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +23,9 @@ from understudy.measurement import measure
 from understudy.organize.summary import summary
 from understudy.scaling.metric import task_metric
 from understudy.scaling.trajectory import similarity, trajectory
-from understudy.search import Search
+from understudy.search import Search, as_search
 from understudy.surgery import opened
-from understudy.worker import Layers
+from understudy.worker import Layers, resolve_layers
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,8 @@ class Probe(TrainerCallback):  # type: ignore[misc]
     at: every so many steps or epochs, or a list of them; the last step is always measured. unit: which of the two.
     layers, search: as in `measure`. "estimate" is close to free; the paper takes "grid:16".
     scored: inputs with labels, or texts, on which the task metric is computed each time.
-    out: a folder for the runs. They are written when the Trainer saves a checkpoint, so that a training which goes on
-        from one goes on with the measurements that belong to it.
+    out: a folder for the runs. A training that goes on from a checkpoint goes on with the measurements that belong to
+        it; those of later steps are removed.
 
     The Trainer's own weights, random numbers and gradients are not touched: a training with a probe ends in the same
     weights as one without. `trainer.add_callback(probe)` measures too, but then only `state.log_history` is told.
@@ -61,15 +62,15 @@ class Probe(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         if unit not in ("steps", "epochs"):
             raise UnderstudyError(f"unit={unit!r} is not possible: say 'steps' or 'epochs'.")
-        wanted = [at] if isinstance(at, int) else list(at)
-        if not wanted or min(wanted) < (1 if isinstance(at, int) else 0):
+        chosen = int(at) if isinstance(at, Integral) else [int(each) for each in at]  # type: ignore[union-attr]
+        wanted = [chosen] if isinstance(chosen, int) else chosen
+        if not wanted or min(wanted) < (1 if isinstance(chosen, int) else 0):
             raise UnderstudyError(f"at={at!r} is not possible: give a number of {unit} above 0, or a list of them.")
         self.inputs, self.scored = as_inputs(inputs), scored
-        self._at, self._unit = at, unit
+        self._at, self._unit = chosen, unit
         self._layers, self._search = layers, search
         self._out = None if out is None else Path(out)
         self._runs: dict[int, xr.Dataset] = {}
-        self._unwritten: list[int] = []
         self._trainer: Any = None
 
     @property
@@ -95,14 +96,20 @@ class Probe(TrainerCallback):  # type: ignore[misc]
             )
         with opened(model):  # a dropout would draw random numbers that the training misses
             peek(anatomy(model), self.inputs.batch([0]))
+        self._runs.clear()  # of a training before
         if self._out is not None and state.is_world_process_zero:
-            self._go_on(int(state.global_step))
-        if state.global_step == 0 and not isinstance(self._at, int) and 0 in self._at:
+            self._go_on(int(state.global_step), model)
+        # The untrained model, or that of a checkpoint whose run was lost with the process.
+        epoch = float(state.epoch or 0.0)
+        now = int(state.global_step) if self._unit == "steps" else round(epoch)
+        if (self._unit == "steps" or abs(epoch - now) < 1e-9) and self._wanted(now):
             self._measure(state, model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:  # noqa: ARG002
-        """Measure after a step that was asked for."""
-        if self._unit == "steps" and self._wanted(int(state.global_step)):
+        """Measure after a step that was asked for, and after the last."""
+        step = int(state.global_step)
+        # Here and not at the end of the training: by then the best weights may have taken the place of the last.
+        if (self._unit == "steps" and self._wanted(step)) or step >= state.max_steps:
             self._measure(state, model)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:  # noqa: ARG002
@@ -110,17 +117,18 @@ class Probe(TrainerCallback):  # type: ignore[misc]
         if self._unit == "epochs" and self._wanted(round(float(state.epoch))):
             self._measure(state, model)
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Write what was measured since the last checkpoint."""
-        self._write()
-
     def on_train_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_: Any) -> None:  # noqa: ARG002
-        """Measure the last step, with which all others are compared."""
+        """Measure the last step of a training that ended early, with which all others are compared."""
+        if getattr(args, "load_best_model_at_end", False):
+            if int(state.global_step) not in self._runs:
+                log.warning("The training ended early with its best weights: its last step was not measured.")
+            return
         self._measure(state, model)
-        self._write()
 
     def _wanted(self, now: int) -> bool:
-        return now % self._at == 0 if isinstance(self._at, int) else now in self._at
+        if isinstance(self._at, int):
+            return now > 0 and now % self._at == 0
+        return now in self._at
 
     def _measure(self, state: Any, model: nn.Module) -> None:
         step = int(state.global_step)
@@ -134,32 +142,31 @@ class Probe(TrainerCallback):  # type: ignore[misc]
         before = max(self._runs, default=None)
         figures = _figures(run, None if before is None else self._runs[before])
         self._runs[step] = run
-        self._unwritten.append(step)
-        log.info("step %d: Raw %.4f", step, figures["cfs_raw"])
+        if self._out is not None:
+            write_run(run, self._out)
+        log.info("step %d: %s", step, figures)
         if self._trainer is not None:
             self._trainer.log(figures)
         else:
             state.log_history.append({**figures, "step": step, "epoch": state.epoch})
 
-    def _write(self) -> None:
-        if self._out is None:
-            return
-        for step in self._unwritten:
-            write_run(self._runs[step], self._out)
-        self._unwritten.clear()
-
-    def _go_on(self, step: int) -> None:
+    def _go_on(self, step: int, model: nn.Module) -> None:
         """Take up the runs until a step; those after it belong to a training that did not go on."""
         assert self._out is not None
         self._out.mkdir(parents=True, exist_ok=True)
-        known = self.inputs.fingerprint()
+        layers = list(resolve_layers(anatomy(model), self._layers))
+        asked = {"inputs_hash": self.inputs.fingerprint(), "search": as_search(self._search).name, "layers": layers}
+        said = {"inputs_hash": "probe set", "search": "search", "layers": "choice of layers"}
         for path, run in runs_in(self._out).items():
-            if run.attrs.get("inputs_hash") != known:
-                raise UnderstudyError(
-                    f"{path} was measured on another probe set: give the same inputs, or another folder than "
-                    f"{self._out}."
-                )
+            for key, value in asked.items():
+                there = run.attrs.get(key)
+                if (np.asarray(there).tolist() if key == "layers" else there) != value:
+                    raise UnderstudyError(
+                        f"{path} was measured on another {said[key]}: give the same, or another folder than "
+                        f"{self._out}."
+                    )
             if int(run.attrs["step"]) > step:
+                log.warning("%s is of a training that was not gone on with: it is removed.", path)
                 shutil.rmtree(path)
             else:
                 self._runs[int(run.attrs["step"])] = run
@@ -199,5 +206,7 @@ def _figures(run: xr.Dataset, before: xr.Dataset | None) -> dict[str, float]:
     if "metric" in run.attrs:
         whole[f"cfs_{run.attrs['metric_name']}"] = float(run.attrs["metric"])
     if before is not None:
-        whole["cfs_similarity_to_previous"] = float(np.nanmean(similarity(run, before)))
+        alike = similarity(run, before)
+        if np.isfinite(alike).any():
+            whole["cfs_similarity_to_previous"] = float(np.nanmean(alike))
     return {name: value for name, value in whole.items() if np.isfinite(value)}

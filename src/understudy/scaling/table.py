@@ -39,7 +39,7 @@ def figures(points: Sequence[Point], *, tau: float = 0.5, resamples: int = 2000)
     return pd.DataFrame(rows).set_index(["model", "seed"])
 
 
-def over_seeds(found: pd.DataFrame) -> pd.DataFrame:
+def mean_over_seeds(found: pd.DataFrame) -> pd.DataFrame:
     """The mean over seeds, one row a model in the order given.
 
     `*_low`, `*_high` are then the least and the largest over seeds; of a single seed they stay the interval over

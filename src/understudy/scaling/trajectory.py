@@ -29,6 +29,7 @@ def trajectory(runs: Sequence[xr.Dataset], *, taus: Sequence[float] = TAUS) -> x
     |---|---|---|
     | `graph` | step, layer, source, substitute | S, mean over the inputs on which the source is valid |
     | `similarity`, `similarity_pearson` | step, layer | correlation of the mean graph with the last; of ranks, or not |
+    | `similarity_halves` | half, step, layer | the same of every other input alone: what both show is no chance |
     | `agreement` | step, layer | share of sources with the same best substitute in the mean graph as at last |
     | `ranking` | step, layer, source | rank correlation of a source's substitutes with the last ones |
     | `similarity_inputs`, `agreement_inputs` | step, layer | the same for each input's own graph, mean over inputs |
@@ -89,6 +90,7 @@ def _at_step(run: xr.Dataset, last: xr.Dataset, taus: Sequence[float]) -> xr.Dat
         "graph": (("layer", "source", "substitute"), graph),
         "similarity": (layer, within_source(*flat)),
         "similarity_pearson": (layer, pearson(*flat)),
+        "similarity_halves": (("half", "layer"), np.stack([_of_half(run, last, half) for half in (0, 1)])),
         "similarity_inputs": (layer, own["spearman"].mean("input").to_numpy()),
         "agreement": (layer, agreed),
         "agreement_inputs": (layer, own["best"].mean("input").to_numpy()),
@@ -102,6 +104,13 @@ def _at_step(run: xr.Dataset, last: xr.Dataset, taus: Sequence[float]) -> xr.Dat
     number = np.arange(graph.shape[-1])
     coords = {"layer": run["layer"].to_numpy(), "source": number, "substitute": number, "tau": list(taus)}
     return xr.Dataset(variables, coords)
+
+
+def _of_half(run: xr.Dataset, last: xr.Dataset, half: int) -> Array:
+    every = slice(half, None, 2)
+    if run.sizes["input"] < 2:
+        return np.full(run.sizes["layer"], np.nan)
+    return similarity(run.isel(input=every), last.isel(input=every))
 
 
 def _check_shared(runs: Sequence[xr.Dataset]) -> None:
