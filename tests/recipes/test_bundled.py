@@ -10,9 +10,9 @@ from understudy import bundled
 from understudy.errors import UnderstudyError
 from understudy.inputs.digits import digits
 from understudy.inputs.stdlib import encode, stdlib, training_files
+from understudy.metric import task_metric
 from understudy.recipes import RECIPES
-from understudy.recipes.stdlib import held_out_loss, unigram_loss
-from understudy.recipes.vit import accuracy
+from understudy.recipes.stdlib import unigram_loss
 
 MEGABYTES = 1_000_000
 
@@ -30,7 +30,7 @@ def test_all_bundled_models_together_are_small() -> None:
 @pytest.mark.parametrize(("name", "heads"), [("digits", 6), ("digits-12", 12)])
 def test_digits_models_know_digits_that_they_never_saw(name: str, heads: int) -> None:
     model = AutoModelForImageClassification.from_pretrained(bundled.folder(name), use_safetensors=True)
-    found = accuracy(model, digits())
+    found = task_metric(model, digits()).value
     assert model.config.num_attention_heads == heads
     assert found >= 0.97
     assert f"{found:.2%}" in (bundled.folder(name) / "README.md").read_text()
@@ -42,7 +42,7 @@ def test_the_language_model_beats_the_unigram_model_by_far() -> None:
     inputs = stdlib(64)
     tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
     stream = torch.tensor([token for file in encode(tokenizer, training_files()[::20]) for token in file])
-    assert held_out_loss(model, inputs) < unigram_loss(stream, len(model.transformer.wte.weight), inputs) - 2
+    assert task_metric(model, inputs).value < unigram_loss(stream, len(model.transformer.wte.weight), inputs) - 2
 
 
 @pytest.mark.parametrize("name", bundled.NAMES)

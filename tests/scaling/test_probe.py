@@ -16,10 +16,10 @@ from transformers import TrainerCallback
 
 import understudy as us
 from understudy.errors import UnderstudyError
+from understudy.metric import task_metric
 from understudy.recipes.digits import DIGITS
 from understudy.recipes.kept import kept, place
 from understudy.scaling.checkpoints import checkpoints, measure_checkpoints
-from understudy.scaling.metric import task_metric
 from understudy.scaling.probe import Probe, runs_in
 from understudy.scaling.trajectory import trajectory
 

@@ -21,13 +21,13 @@ import understudy.reproduce.table3 as table3
 from families import build
 from understudy.cli import app
 from understudy.errors import UnderstudyError
+from understudy.metric import task_metric
 from understudy.recipes.digits import DIGITS
 from understudy.report.export import can_export
 from understudy.reproduce import OF_MANY
 from understudy.reproduce.many import ManySetting
 from understudy.reproduce.study import Finding
 from understudy.scaling.contrast import Contrast, over_seeds, within_seeds
-from understudy.scaling.metric import task_metric
 from understudy.scaling.natural import NATURAL, Natural
 from understudy.scaling.table import figures, mean_over_seeds
 
@@ -251,8 +251,8 @@ def test_contrasts_are_taken_within_seeds():
 
 def test_tables_of_seeds_keep_the_order_and_say_what_their_ends_are():
     measured = us.measure(us.load("digits"), us.digits(4), search="grid:3")
+    from understudy.metric import Metric
     from understudy.scaling.family import Point
-    from understudy.scaling.metric import Metric
 
     points = [Point(name, seed, 10, Metric("loss", seed, 1), measured) for seed in (0, 1) for name in ("z", "a")]
     seeds = figures(points, resamples=50)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from understudy.inputs.batch import Inputs
 from understudy.inputs.stdlib import contexts, encode, held_out_files, read, training_files
 from understudy.inputs.tokens import END, train_tokenizer
+from understudy.metric import task_metric
 from understudy.models import quietly
 from understudy.recipes.card import card_figures, write_card
 from understudy.recipes.gpt2 import Shape, gpt2, windows
@@ -22,7 +22,7 @@ from understudy.recipes.record import Record
 from understudy.recipes.trainer import fit, require_accelerate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 DATA = (
     "The source of the Python standard library of the Python that ran the recipe, under the licence of the Python "
@@ -94,7 +94,7 @@ class StdlibRecipe:
             model = GPT2LMHeadModel.from_pretrained(out, use_safetensors=True)
         tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
         stream, unseen = training_stream(tokenizer), contexts(tokenizer, None, self.context)
-        loss, unigram = held_out_loss(model, unseen), unigram_loss(stream, tokenizer.get_vocab_size(), unseen)
+        loss, unigram = task_metric(model, unseen).value, unigram_loss(stream, tokenizer.get_vocab_size(), unseen)
         figures = {
             "held-out loss, nats a token": f"{loss:.4f}",
             "held-out perplexity": f"{exp(loss):.2f}",
@@ -127,19 +127,6 @@ def training_stream(tokenizer: Any) -> Tensor:
     """The tokens of all training files, one after the other, each followed by the end token."""
     end = tokenizer.token_to_id(END)
     return torch.tensor([token for file in encode(tokenizer, training_files()) for token in (*file, end)])
-
-
-def held_out_loss(model: PreTrainedModel, inputs: Inputs, *, batch_size: int = 64) -> float:
-    """The mean cross-entropy of the next token, in nats; the first token of a context is not predicted."""
-    total, count = 0.0, 0
-    model.eval()
-    for start in range(0, len(inputs), batch_size):
-        tokens = inputs.batch(range(start, min(start + batch_size, len(inputs))))["input_ids"].to(model.device)
-        with torch.no_grad():
-            logits = model(input_ids=tokens).logits[:, :-1]  # [contexts, length - 1, vocabulary]
-        total += float(cross_entropy(logits.flatten(0, 1).double(), tokens[:, 1:].flatten(), reduction="sum"))
-        count += tokens[:, 1:].numel()
-    return total / count
 
 
 def unigram_loss(stream: Tensor, vocabulary: int, inputs: Inputs) -> float:

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 from understudy.errors import UnderstudyError
-from understudy.inputs.batch import Batch, Inputs
+from understudy.inputs.batch import Batch
 from understudy.inputs.pictures import Pictures
+from understudy.metric import task_metric
 from understudy.models import quietly
 from understudy.recipes.card import card_figures, write_card
 from understudy.recipes.recipe import Progress
@@ -24,8 +25,6 @@ from understudy.recipes.trainer import epoch_counter, fit, require_accelerate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_TOGETHER = 256  # pictures that are classified at once
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class VitRecipe:
             model = ViTForImageClassification.from_pretrained(out, use_safetensors=True)
         unseen = self.data.held_out
         figures = {
-            "accuracy": f"{accuracy(model, unseen):.2%} of {len(unseen):,} pictures",
+            "accuracy": f"{task_metric(model, unseen).value:.2%} of {len(unseen):,} pictures",
             "training pictures": f"{len(self.data.training):,}",
             "parameters": f"{model.num_parameters():,}",
             **card_figures(model, unseen.take(range(min(self.measured, len(unseen))))),
@@ -214,15 +213,3 @@ def mirrored(pixels: Tensor, chance: torch.Generator | None = None) -> Tensor:
 
 def _spread(chance: torch.Generator | None, *shape: int) -> Tensor:
     return torch.rand(shape, generator=chance) * 2 - 1  # uniform between -1 and 1
-
-
-def accuracy(model: PreTrainedModel, inputs: Inputs) -> float:
-    """The share of inputs whose most probable class is the label."""
-    model.eval()
-    right = 0
-    for start in range(0, len(inputs), _TOGETHER):
-        batch = inputs.batch(range(start, min(start + _TOGETHER, len(inputs))))
-        with torch.no_grad():
-            logits = model(pixel_values=batch["pixel_values"].to(model.device)).logits
-        right += int((logits.argmax(-1).cpu() == batch["labels"]).sum())
-    return right / len(inputs)

@@ -15,9 +15,9 @@ from understudy.engines import Engine
 from understudy.errors import UnderstudyError
 from understudy.inputs.batch import Inputs
 from understudy.measurement import measure
+from understudy.metric import task_metric
 from understudy.models import load
 from understudy.scaling.family import Bar
-from understudy.scaling.metric import task_metric
 from understudy.search import Search
 from understudy.worker import Layers
 

@@ -15,8 +15,8 @@ from understudy.engines import Engine
 from understudy.inputs.batch import Inputs
 from understudy.measurement import measure
 from understudy.meter import Progress
+from understudy.metric import Metric, task_metric
 from understudy.scaling.divide import divided
-from understudy.scaling.metric import Metric, task_metric
 from understudy.worker import Layers
 
 Bar = Callable[[str], Progress | None]

@@ -20,8 +20,8 @@ from understudy.capture import peek
 from understudy.errors import UnderstudyError
 from understudy.inputs.batch import Inputs, as_inputs
 from understudy.measurement import measure
+from understudy.metric import task_metric
 from understudy.organize.summary import summary
-from understudy.scaling.metric import task_metric
 from understudy.scaling.trajectory import similarity, trajectory
 from understudy.search import Search, as_search
 from understudy.surgery import opened
