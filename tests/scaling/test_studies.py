@@ -68,7 +68,7 @@ def test_a_family_is_trained_measured_and_put_beside_the_papers(tmp_path):
     assert row["raw_paper"] == 0.4088
     saved = json.loads((folder / "findings.json").read_text())
     assert len(saved["findings"]) == 6
-    assert "paper 0.3379" in result.output
+    assert "(0.3379)" in result.output
     accuracy = task_metric(us.load(next((tmp_path / "models").glob("digits-3x8*seed1"))), us.digits()).value
     assert seeds.loc[("digits-3x8", 1), "metric"] == accuracy
 

@@ -41,6 +41,7 @@ def _printed(heading: str, frame: pd.DataFrame) -> Table:
     shown = [str(c) for c in frame.columns if not str(c).endswith(("_low", "_high")) and c not in hidden]
     stacked = len(shown) > WIDE  # the paper's figures below ours, where there is no room beside them
     if stacked:
+        table.caption, table.caption_justify = "in brackets: the paper's", "left"
         shown = [name for name in shown if not name.endswith("_paper")]
     flat = frame.reset_index()
     index = [name for name in flat.columns if name not in frame.columns]
@@ -52,9 +53,10 @@ def _printed(heading: str, frame: pd.DataFrame) -> Table:
         for name in shown:
             text = _size(int(row[name])) if name == "parameters" else _number(row[name])
             if f"{name}_low" in frame.columns:
-                text += f"\n[dim]{_end(row[f'{name}_low'])}..{_end(row[f'{name}_high'])}[/]"
+                ends = "..\n" if stacked else ".."
+                text += f"\n[dim]{_end(row[f'{name}_low'])}{ends}{_end(row[f'{name}_high'])}[/]"
             if stacked and f"{name}_paper" in frame.columns:
-                text += f"\n[cyan]paper {_number(row[f'{name}_paper'])}[/]"
+                text += f"\n[cyan]({_number(row[f'{name}_paper'])})[/]"
             cells.append(text)
         table.add_row(*cells)
     return table
