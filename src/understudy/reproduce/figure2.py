@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def run(setting: ManySetting) -> Report:
         plan = _plan(setting)
         watched = [plan.watched(seed) for seed in range(setting.seeds)]
         models = setting.folder / "models"
-        work = {one.name: partial(one.trajectory, models, setting.bar(f"training seed {one.seed}")) for one in watched}
+        work = {one.name: partial(_trajectory, one, models, setting) for one in watched}
         every = list(divided(work, setting.folder / "runs").values())
         inputs = f"{len(watched[0].inputs)} held-out pictures"
         said = f"{inputs}, layers {plan.layers}, search {plan.search}; {plan.recipe.summary}"
@@ -77,6 +78,10 @@ def run(setting: ManySetting) -> Report:
     about = {"protocol": said, "spread": spread_of(len(every)), "figures": "of the first seed's training"}
     data = {f"trajectory-seed{at}": found for at, found in enumerate(every)}
     return Report({"formation": _table(every)}, _findings(every), data, about, {"steps": _steps(every)}, drawn)
+
+
+def _trajectory(watched: Watched, models: Path, setting: ManySetting) -> xr.Dataset:
+    return watched.trajectory(models, setting.bar(f"training seed {watched.seed}"))
 
 
 def _refuse_idle(setting: ManySetting) -> None:
