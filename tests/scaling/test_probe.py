@@ -122,7 +122,7 @@ def test_a_run_that_was_lost_with_the_process_is_measured_again_at_its_checkpoin
     out = kept(TINY, tmp_path / "all", seed=0, callbacks=[whole], checkpoints=True, save_steps=19)
     shutil.copytree(out / "checkpoints" / "checkpoint-19", tmp_path / name / "checkpoints" / "checkpoint-19")
     shutil.copytree(tmp_path / "whole", tmp_path / "probe")
-    shutil.rmtree(tmp_path / "probe" / "step-0000019.zarr")
+    (tmp_path / "probe" / "step-0000019.nc").unlink()
     probe = Probe(us.digits(4), at=[0, 1, 2], unit="epochs", layers="last", out=tmp_path / "probe")
     again = kept(TINY, tmp_path, seed=0, callbacks=[probe])
     assert [run.attrs["step"] for run in probe.runs] == [0, 19, 38]
