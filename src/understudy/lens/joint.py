@@ -147,6 +147,43 @@ def _oracle(suffix: Suffix, size: int, limit: int, meter: Meter) -> tuple[np.nda
     return numbers, masks
 
 
+def gated_together(
+    model: nn.Module,
+    inputs: Given,
+    gates: np.ndarray,
+    *,
+    layer: int = -1,
+    units: str = "heads",
+    outcome: str = "auto",
+    budget: int = BUDGET,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure gates of one layer, all of a row at once: `gates` is `[inputs, rows, units]`, 0 removes, 1 leaves.
+
+    `kl`, `fidelity` and `best`, the most likely class, have the dims input, row.
+    """
+    gates = np.asarray(gates)
+    with opened(model, inputs, layers=layer, units=units, outcome=outcome, budget=budget) as worker:
+        number = worker.body.sites[worker.protocol.layers[0]].units
+        if gates.ndim != 3 or gates.shape[::2] != (len(worker.inputs), number):
+            raise UnderstudyError(
+                f"The gates are {gates.shape}, but {len(worker.inputs)} inputs of {number} units need "
+                f"({len(worker.inputs)}, rows, {number})."
+            )
+        meter = Meter(progress, len(worker.inputs))
+        parts = []
+        start = 0
+        for captured, suffix in walk(worker):
+            parts.append(_run(suffix, gates[start : start + captured.taken.count]))
+            start += captured.taken.count
+            meter.close(captured.taken.count)
+        ids = list(worker.inputs.ids)
+    found = np.concatenate(parts)  # [inputs, rows, 3]
+    dims = ("input", "row")
+    variables = {name: (dims, found[..., at]) for at, name in enumerate(("kl", "fidelity", "best"))}
+    return xr.Dataset(variables, {"input": ids})
+
+
 def _one(suffix: Suffix, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of one retained subset for each input."""
     numbers = _run(suffix, masks[:, None])[:, 0]

@@ -1,0 +1,96 @@
+"""Fitting a router's network to lessons."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from understudy.meter import Progress
+from understudy.routing import losses
+from understudy.routing.lesson import Lesson, subset_pool
+from understudy.routing.network import Prediction, RouterNetwork
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a router is fitted. The paper gives the terms of the loss and no weights: these are ours."""
+
+    epochs: int = 40
+    batch: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-2
+    ranking: float = 1.0
+    regression: float = 1.0
+    source_weight: float = 0.5
+    compensation: float = 0.25
+    structured: float = 0.3
+    joint: float = 1.0
+    subsets: int = 256  # of all subsets, drawn anew for each step of the structured loss
+    every: int = 4  # epochs between looks at the validation inputs
+
+
+def fit(
+    taught: Lesson,
+    *,
+    keep: Sequence[int],
+    seed: int,
+    settings: Settings | None = None,
+    score: Callable[[RouterNetwork], float] | None = None,
+    progress: Progress | None = None,
+) -> RouterNetwork:
+    """Fit a network to a lesson; with joint masks in it this is R2, else R1. The same seed gives the same network.
+
+    score: what is to be small on inputs that are not in the lesson, such as the KL of the chosen subsets; the network
+    of the epoch where it was smallest is returned. Without it, that of the last.
+    """
+    chosen = settings or Settings()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = RouterNetwork(taught.z.shape[1], taught.units)
+        network.mean.copy_(taught.z.mean(0))
+        network.scale.copy_(taught.z.std(0).clamp(min=1e-6))
+        optimizer = torch.optim.AdamW(
+            network.parameters(), lr=chosen.learning_rate, weight_decay=chosen.weight_decay, betas=(0.9, 0.98)
+        )
+        steps = chosen.epochs * -(-len(taught) // chosen.batch)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        best: tuple[float, dict[str, Tensor]] | None = None
+        for epoch in range(chosen.epochs):
+            network.train()
+            for index in torch.split(torch.randperm(len(taught)), chosen.batch):
+                loss = _loss(network(taught.z[index]), taught, index, keep, chosen)
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+            last = epoch + 1 == chosen.epochs
+            if score is not None and (last or (epoch + 1) % chosen.every == 0):
+                network.eval()
+                found = score(network)
+                if best is None or found < best[0]:
+                    best = found, copy.deepcopy(network.state_dict())
+            if progress is not None:
+                progress(epoch + 1, chosen.epochs)
+    if best is not None:
+        network.load_state_dict(best[1])
+    return network.eval()
+
+
+def _loss(said: Prediction, taught: Lesson, index: Tensor, keep: Sequence[int], by: Settings) -> Tensor:
+    S, alpha, weight = taught.S[index], taught.alpha[index], taught.weight[index]
+    total = by.ranking * losses.ranking(said.S, S) + by.regression * losses.regression(said.S, S)
+    total = total + by.source_weight * losses.source_weight(said.weight, weight)
+    total = total + by.compensation * losses.compensation(said.alpha, alpha, S)
+    for size in keep:
+        pool = subset_pool(taught.units, size)
+        some = pool[torch.randperm(len(pool))[: by.subsets]]
+        total = total + by.structured / len(keep) * losses.structured(said, S, weight, some)
+        if size in taught.masks:
+            masks = taught.masks[size]
+            total = total + by.joint / len(keep) * losses.joint(said, masks.retained[index], masks.kl[index])
+    return total
