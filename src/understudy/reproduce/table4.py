@@ -83,8 +83,8 @@ STUDY = ManyStudy(
     "Controlled width and depth scaling (section 5.2, Table 4)",
     dict.fromkeys(("mini", "paper"), ("seeds", "corpus", "engine")),
     {
-        "mini": "five GPT-2s of 0.3 to 1.2 million parameters, trained on the standard library's source; about ten "
-        "minutes a seed. It can be interrupted and goes on",
+        "mini": "five GPT-2s of 0.3 to 1.2 million parameters, trained on the standard library's source; about a "
+        "quarter of an hour a seed. It can be interrupted and goes on",
         "paper": "five GPT-2s of 77 to 250 million parameters, trained on 2.5 billion tokens of FineWeb-Edu (the paper "
         "states no corpus and no budget); accelerators",
     },

@@ -62,7 +62,7 @@ STUDY = ManyStudy(
     dict.fromkeys(("mini", "paper"), ("seeds", "corpus", "engine")),
     {
         "mini": "three GPT-2s of 0.55 million parameters with 6, 12 or 24 heads, one of them the baseline of table4; "
-        "about six minutes a seed. It can be interrupted and goes on",
+        "about five minutes a seed more. It can be interrupted and goes on",
         "paper": "three GPT-2s of 124 million parameters with 6, 12 or 24 heads; the rest as in table4",
     },
     run,
