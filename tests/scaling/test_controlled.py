@@ -133,7 +133,7 @@ def test_both_tables_share_what_they_have_in_common_and_train_it_once(tiny, tmp_
     again = table4.run(setting)
     pd.testing.assert_frame_equal(again.details["seeds"], first.details["seeds"])
     assert len(trained) == 7
-    assert len(first.findings) == 4
+    assert len(first.findings) == 5
     assert all(finding.holds is None for finding in first.findings)  # one seed has no spread
 
 

@@ -57,7 +57,7 @@ def images(
         raise UnderstudyError(f"None of the {len(skipped)} images in {root} can be read.")
     prepare = _prepare(body.model, processor)
 
-    mode = "L" if getattr(getattr(body.model, "config", None), "num_channels", 3) == 1 else "RGB"
+    mode = _mode(body.model, processor)
     names = tuple(good)
     if labels is not None and (missing := [name for name in names if name not in labels]):
         raise UnderstudyError(f"{len(missing)} of {len(names)} images have no label, such as {missing[0]}.")
@@ -115,6 +115,14 @@ def open_image(path: Path, mode: str = "RGB") -> Any:
             return image.convert(mode)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:  # as its decoders say it
         raise UnderstudyError(f"{path} cannot be read as an image: {problem}.") from problem
+
+
+def _mode(model: nn.Module, processor: Any | None) -> str:
+    """In which colours a picture is read: grey for a processor of one channel."""
+    if processor is None and family_key(model) != "timm":
+        processor = _processor(model)
+    mean = getattr(processor, "image_mean", None)
+    return "L" if isinstance(mean, list | tuple) and len(mean) == 1 else "RGB"
 
 
 def _settings(model: nn.Module, processor: Any | None) -> bytes | None:
