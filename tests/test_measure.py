@@ -16,16 +16,6 @@ from understudy.search import Grid, Pairs
 Error = us.UnderstudyError
 
 
-@pytest.fixture(scope="module")
-def vit():
-    return build("vit", torch.float32)
-
-
-@pytest.fixture(scope="module")
-def pictures():
-    return batch("vit", count=6, dtype=torch.float32)
-
-
 def test_the_dataset(vit, pictures):
     run = us.measure(vit, us.Inputs.of(pictures, ids=list("abcdef")), layers=[-1, 0], search="grid:4")
     assert dict(run.sizes) == {"input": 6, "layer": 2, "source": HEADS, "substitute": HEADS}

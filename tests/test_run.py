@@ -10,19 +10,9 @@ import torch
 import xarray as xr
 
 import understudy as us
-from families import batch, build
+from families import build
 
 Error = us.UnderstudyError
-
-
-@pytest.fixture(scope="module")
-def vit():
-    return build("vit", torch.float32)
-
-
-@pytest.fixture(scope="module")
-def pictures():
-    return batch("vit", count=6, dtype=torch.float32)
 
 
 def test_written_and_returned_are_the_same(vit, pictures, tmp_path):

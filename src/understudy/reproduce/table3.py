@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import pandas as pd
 from torch import nn
@@ -14,17 +13,13 @@ from understudy.errors import UnderstudyError
 from understudy.inputs.batch import Inputs
 from understudy.inputs.images import images
 from understudy.inputs.pictures import labelled_pictures
-from understudy.meter import Progress
-from understudy.models import load
 from understudy.organize.compare import compare
 from understudy.recipes.digits import DIGITS
-from understudy.recipes.kept import kept, place
-from understudy.recipes.vit import VitRecipe
 from understudy.reproduce.many import ManySetting, ManyStudy, spread_of
 from understudy.reproduce.pictures import MINI
 from understudy.reproduce.study import Finding, Report, put_after
 from understudy.scaling.contrast import Contrast, within_seeds
-from understudy.scaling.family import Member, Point, SharedProtocol, points
+from understudy.scaling.family import Point, SharedProtocol, points, trained_member
 from understudy.scaling.natural import NATURAL, Natural
 from understudy.scaling.table import figures, mean_over_seeds
 
@@ -62,9 +57,8 @@ def _trained_family(setting: ManySetting) -> Report:
     recipes = MINI.family(data, HEADS)
     models = setting.folder / "models"
     asked = [(name, recipe, seed) for seed in range(setting.seeds) for name, recipe in recipes.items()]
-    members = [Member(place(recipe, seed), partial(_open, recipe, models, seed), seed) for _, recipe, seed in asked]
+    members = [trained_member(recipe, models, seed) for _, recipe, seed in asked]
     count = min(setting.count or MINI.measured, len(data.held_out))
-
     probe = data.held_out.take(range(count))
     protocol = SharedProtocol(lambda _model: probe, lambda _model: data.held_out, "last", "grid:31")
     found = points(members, protocol, setting.folder / "runs", engine=setting.engine, bar=setting.bar)
@@ -88,10 +82,6 @@ def _trained_family(setting: ManySetting) -> Report:
         "spread": spread_of(setting.seeds),
     }
     return Report({data.name: table}, _findings(data.name, steps), {}, about, {"seeds": seeds})
-
-
-def _open(recipe: VitRecipe, folder: Path, seed: int, progress: Progress | None) -> nn.Module:
-    return load(kept(recipe, folder, seed=seed, progress=progress))
 
 
 def _difference(seed: pd.DataFrame, *, column: str, sign: int, a: str, b: str) -> float:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-
-from torch import nn
 
 from understudy.errors import UnderstudyError
 from understudy.inputs.batch import Inputs
 from understudy.inputs.corpus import corpus
 from understudy.inputs.tokens import Tokens, tokenized
-from understudy.meter import Progress
-from understudy.models import load
 from understudy.recipes.gpt2 import Budget, Gpt2Recipe, Shape, parameters
-from understudy.recipes.kept import kept, place
-from understudy.scaling.family import Member, SharedProtocol
+from understudy.scaling.family import Member, SharedProtocol, trained_member
 
 
 @dataclass(frozen=True)
@@ -136,8 +130,4 @@ def protocol(preset: Controlled, text: Tokens) -> SharedProtocol:
 def member(shape: Shape, preset: Controlled, text: Tokens, folder: Path, seed: int) -> Member:
     """A shape and a seed, trained in `folder` unless it is there."""
     recipe = Gpt2Recipe(f"gpt2-{shape.name}", shape, preset.budget, text)
-    return Member(place(recipe, seed), partial(_trained, recipe, folder, seed), seed)
-
-
-def _trained(recipe: Gpt2Recipe, folder: Path, seed: int, progress: Progress | None) -> nn.Module:
-    return load(kept(recipe, folder, seed=seed, progress=progress))
+    return trained_member(recipe, folder, seed)

@@ -16,6 +16,8 @@ from understudy.inputs.batch import Inputs
 from understudy.measurement import measure
 from understudy.meter import Progress
 from understudy.metric import Metric, task_metric
+from understudy.models import load
+from understudy.recipes.kept import Trainable, kept, place
 from understudy.scaling.divide import divided
 from understudy.worker import Layers
 
@@ -44,6 +46,15 @@ class Member:
     name: str
     open: Callable[[Progress | None], nn.Module]
     seed: int = 0
+
+
+def trained_member(recipe: Trainable, folder: Path, seed: int) -> Member:
+    """The model of a recipe and a seed, trained in `folder` unless it is there."""
+    return Member(place(recipe, seed), partial(_trained, recipe, folder, seed), seed)
+
+
+def _trained(recipe: Trainable, folder: Path, seed: int, progress: Progress | None) -> nn.Module:
+    return load(kept(recipe, folder, seed=seed, progress=progress))
 
 
 @dataclass(frozen=True)
