@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.errors import UnderstudyError
+from understudy.inputs.batch import ASIDE
 
 
 def _site_output(_attention: nn.Module, _hidden: Tensor, projected: Tensor) -> Tensor:
@@ -226,6 +227,11 @@ class Anatomy:
     def reads_text(self) -> bool:
         """Whether the model takes token ids (else pixels)."""
         return getattr(self.model, "main_input_name", None) == "input_ids"
+
+    def arguments(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the forward takes of a batch, where the model is and in its precision."""
+        there = {key: value.to(self.device) for key, value in batch.items() if key not in ASIDE}
+        return {key: value.to(self.dtype) if value.is_floating_point() else value for key, value in there.items()}
 
     def run(self, batch: Mapping[str, Tensor]) -> Any:
         """The model's own forward on a batch dict, without a key-value cache."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from understudy.anatomy import Anatomy
 from understudy.errors import UnderstudyError
-from understudy.inputs.batch import ASIDE, Batch
+from understudy.inputs.batch import Batch
 from understudy.memory import is_out_of_memory
 from understudy.surgery import hooked
 
@@ -126,8 +126,7 @@ def peek(body: Anatomy, batch: Batch, device: str | None = None) -> torch.Size:
 
 def _arguments(body: Anatomy, batch: Batch) -> tuple[Batch, int]:
     """What the forward takes of a batch, where the model is, and the number of inputs."""
-    arguments = {key: value.to(body.device) for key, value in batch.items() if key not in ASIDE}
-    arguments = {key: v.to(body.dtype) if v.is_floating_point() else v for key, v in arguments.items()}
+    arguments = body.arguments(batch)
     main = "input_ids" if body.reads_text else "pixel_values"
     if main not in arguments:
         raise UnderstudyError(

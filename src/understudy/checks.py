@@ -14,7 +14,7 @@ from understudy.anatomy import Anatomy, anatomy
 from understudy.capture import Capture, capture
 from understudy.errors import UnderstudyError
 from understudy.gates import gated
-from understudy.inputs.batch import ASIDE, Batch, Inputs, as_inputs
+from understudy.inputs.batch import Batch, Inputs, as_inputs
 from understudy.inputs.chance import chance
 from understudy.precision import Precision
 from understudy.resume import Suffix
@@ -106,8 +106,7 @@ def _check_layer(body: Anatomy, batch: Batch, taken: Capture, suffix: Suffix, se
 
 
 def _full(body: Anatomy, batch: Batch, suffix: Suffix, gates: dict[tuple[int, int], float], units: str) -> Tensor:
-    arguments = {key: value.to(body.device) for key, value in batch.items() if key not in ASIDE}
-    arguments = {k: v.to(body.dtype) if v.is_floating_point() else v for k, v in arguments.items()}
+    arguments = body.arguments(batch)
     with gated(body.model, gates, units=units):
         logits = head.output_logits(body, body.run(arguments))
     if logits.ndim == 2:

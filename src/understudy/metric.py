@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from understudy import outcome as outcomes
 from understudy.anatomy import Anatomy, anatomy
 from understudy.errors import UnderstudyError
-from understudy.inputs.batch import ASIDE, Batch, Inputs
+from understudy.inputs.batch import Batch, Inputs
 from understudy.meter import Meter, Progress
 from understudy.surgery import opened
 
@@ -71,8 +71,7 @@ def _rows(body: Anatomy, batch: Batch) -> int:
 
 def _predictions(body: Anatomy, batch: Batch, kind: str) -> tuple[Tensor, Tensor]:
     """The logits `[predictions, classes]` that are scored, and what they should have said."""
-    arguments = {key: value.to(body.device) for key, value in batch.items() if key not in ASIDE}
-    arguments = {key: v.to(body.dtype) if v.is_floating_point() else v for key, v in arguments.items()}
+    arguments = body.arguments(batch)
     answer = body.run(arguments)
     logits = answer if isinstance(answer, Tensor) else answer.logits
     if kind == "next":

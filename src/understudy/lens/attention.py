@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from understudy.anatomy import Anatomy
 from understudy.capture import Stop
-from understudy.inputs.batch import ASIDE
 from understudy.surgery import hooked, replaced
 from understudy.worker import Captured, Worker
 
@@ -48,8 +47,7 @@ def attention_maps(worker: Worker, captured: Captured) -> dict[int, Tensor]:
         handles.append(attention.register_forward_hook(after_attention))
         if not body.family.weights and isinstance(drop := getattr(attention, "attn_drop", None), nn.Module):
             handles.append(drop.register_forward_hook(after_dropout))  # timm: the only place where a map is seen
-    arguments = {key: value.to(body.device) for key, value in captured.taken.batch.items() if key not in ASIDE}
-    arguments = {key: v.to(body.dtype) if v.is_floating_point() else v for key, v in arguments.items()}
+    arguments = body.arguments(captured.taken.batch)
     with hooked(handles), _eager_attention(body), torch.no_grad(), suppress(Stop):
         body.run(arguments)
     return found
