@@ -33,6 +33,8 @@ def joint(
     units: str = "heads",
     policies: Mapping[str, np.ndarray] | None = None,
     utilities: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+    masks: Mapping[str, Mapping[int, np.ndarray]] | None = None,
+    oracle: bool = True,
     accuracy: bool = False,
     outcome: str = "auto",
     limit: int = LIMIT,
@@ -48,8 +50,9 @@ def joint(
     array([3, 3, 3, 3])
 
     policies: scores of the units, `[inputs, units]`; each keeps its largest. utilities: S and weights of the sources,
-    `[inputs, units, units]` and `[inputs, units]`; each keeps the set of largest pairwise utility, exactly. accuracy:
-    refuse inputs without labels, where `correct` could not be said.
+    `[inputs, units, units]` and `[inputs, units]`; each keeps the set of largest pairwise utility, exactly. masks: what
+    others chose, for each budget bool `[inputs, units]`. oracle: whether every subset is run, of which there may be too
+    many. accuracy: refuse inputs without labels, where `correct` could not be said.
 
     | variable | dims | |
     |---|---|---|
@@ -62,13 +65,15 @@ def joint(
     sizes = _sizes(keep)
     scores = dict(policies or {})
     pairwise = dict(utilities or {})
+    chosen_elsewhere = dict(masks or {})
     with opened(model, inputs, layers=layer, units=units, outcome=outcome, budget=budget) as worker:
         number = worker.body.sites[worker.protocol.layers[0]].units
         if not sizes:
             raise UnderstudyError(f"Give the budgets to keep, each from 1 to {number}.")
-        total = sum(count_subsets(number, size, limit) for size in sizes)
-        names = [ORACLE, *scores, *pairwise]
+        names = [*([ORACLE] if oracle else []), *scores, *pairwise, *chosen_elsewhere]
+        total = sum(count_subsets(number, size, limit) for size in sizes) if oracle else len(names) * len(sizes)
         _refuse_scores(scores, pairwise, len(worker.inputs), number)
+        _refuse_masks(chosen_elsewhere, [*scores, *pairwise], sizes, (len(worker.inputs), number))
         if accuracy and "labels" not in worker.inputs.batch([0]):
             raise UnderstudyError(
                 "Accuracy needs a label for each input, which these do not bring: add `labels` to the batch dict, or "
@@ -78,6 +83,7 @@ def joint(
             size: {
                 **{name: largest(np.asarray(score), size) for name, score in scores.items()},
                 **{name: best_by_utility(*given, size, limit=limit) for name, given in pairwise.items()},
+                **{name: np.asarray(given[size]) for name, given in chosen_elsewhere.items()},
             }
             for size in sizes
         }
@@ -90,7 +96,7 @@ def joint(
             labels = captured.taken.batch.get("labels") if worker.protocol.outcome == "classes" else None
             best = [
                 {
-                    ORACLE: _oracle(suffix, size, limit, meter),
+                    **({ORACLE: _oracle(suffix, size, limit, meter)} if oracle else {}),
                     **{name: _one(suffix, mask[span]) for name, mask in chosen[size].items()},
                 }
                 for size in sizes
@@ -123,6 +129,21 @@ def _refuse_scores(
             raise UnderstudyError(
                 f"The scores of {name!r} are {shape}, but {inputs} inputs of {units} units need {right}."
             )
+
+
+def _refuse_masks(
+    masks: Mapping[str, Mapping[int, np.ndarray]], taken: Sequence[str], sizes: Sequence[int], shape: tuple[int, int]
+) -> None:
+    if both := {ORACLE, *taken} & set(masks):
+        raise UnderstudyError(f"Policies need names of their own, and {min(both)!r} is taken.")
+    for name, given in masks.items():
+        for size in sizes:
+            mask = np.asarray(given.get(size, ()))
+            if mask.shape != shape or mask.dtype != bool or (mask.sum(-1) != size).any():
+                raise UnderstudyError(
+                    f"The masks of {name!r} for a budget of {size} must be bool {shape} with {size} units kept of each "
+                    f"input, but {mask.dtype} {mask.shape} was given."
+                )
 
 
 # What is kept of a row: its KL, whether the preferred class is the dense model's, and which it is.
@@ -244,7 +265,7 @@ def joint_table(
         here = here.isel(input=np.isfinite(here["kl"].values).all(0))
         for name in found["policy"].values:
             one = here.sel(policy=name)
-            row = {column: float(one[column].mean()) for column in ("kl", "correct", "fidelity")}
+            row = {column: float(one[column].mean()) for column in ("kl", "correct", "fidelity") if column in one}
             for column in ("kl", "fidelity"):
                 gap = (one[column] - here[column].sel(policy=against)).values
 

@@ -35,6 +35,15 @@ def count_subsets(units: int, keep: int, limit: int = LIMIT) -> int:
     return count
 
 
+def default_budgets(units: int) -> tuple[int, ...]:
+    """A quarter, a half and three quarters of the units.
+
+    >>> default_budgets(12)
+    (3, 6, 9)
+    """
+    return tuple(sorted({max(1, round(units * share)) for share in (0.25, 0.5, 0.75)}))
+
+
 def subsets(units: int, keep: int, *, limit: int = LIMIT) -> Iterator[np.ndarray]:
     """All subsets of a size, in the order of `itertools.combinations`, as bool `[subsets, units]`, a part at a time."""
     count_subsets(units, keep, limit)

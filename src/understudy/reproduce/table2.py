@@ -8,6 +8,7 @@ import pandas as pd
 from understudy.anatomy import anatomy
 from understudy.lens.joint import joint, joint_table
 from understudy.lens.signals import signals
+from understudy.lens.subsets import default_budgets
 from understudy.measurement import measure
 from understudy.reproduce.study import Finding, Report, Setting, Study, put_after
 
@@ -27,7 +28,7 @@ def run(setting: Setting) -> Report:
     """Every subset at the last layer; budgets of a quarter, a half and three quarters of the heads."""
     inputs = setting.inputs(448)
     units = anatomy(setting.model).layers[-1].units
-    keep = sorted({max(1, round(units * share)) for share in (0.25, 0.5, 0.75)})
+    keep = list(default_budgets(units))
     seen = signals(setting.model, inputs, progress=setting.bar("signals"))
     scores = {"taylor": seen["taylor"].values[:, 0], "magnitude": seen["norm"].values[:, 0]}
     known = {}
