@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from understudy.organize.organization import organization
     from understudy.organize.summary import summary
     from understudy.planning import plan
+    from understudy.routing.online import routed
     from understudy.store import concat, open_run
 
 _WHERE = {
@@ -47,6 +48,7 @@ _WHERE = {
     "summary": "organize.summary",
     "compare": "organize.compare",
     "gated": "gates",
+    "routed": "routing.online",
     "check": "checks",
     "UnderstudyError": "errors",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "open_run",
     "organization",
     "plan",
+    "routed",
     "stdlib",
     "summary",
     "texts",

@@ -15,7 +15,8 @@ from naive import forward_logits
 from understudy.anatomy import anatomy
 from understudy.errors import UnderstudyError
 from understudy.routing import compact as compact_module
-from understudy.routing.compact import compact, compacted, supported
+from understudy.routing.builds import supported
+from understudy.routing.compact import compact, compacted
 
 COMPACT = ("vit", "deit", "deit-distilled", "dinov2", "gpt2", "gpt2-classes")
 WAYS = ("heads", "gathered")

@@ -20,7 +20,6 @@ from understudy.routing import losses, subsets
 from understudy.routing.fit import Settings, fit
 from understudy.routing.lesson import Lesson, Masks, candidates, joint_masks, lesson, subset_pool, summaries
 from understudy.routing.network import Prediction, RouterNetwork
-from understudy.routing.online import routed
 from understudy.routing.residual import Places, places, summarize
 from understudy.routing.router import Card, Router
 
@@ -84,7 +83,7 @@ def test_a_budget_out_of_range_is_told():
 
 
 def test_the_network_is_the_papers_and_of_its_size():
-    network = RouterNetwork(3 * 768, 12)
+    network = RouterNetwork(3 * 768, 12).eval()
     assert round(sum(p.numel() for p in network.parameters()) / 1e6, 3) == 0.826
     z = chance(2, 3 * 768)
     said = network(z)
@@ -92,8 +91,8 @@ def test_the_network_is_the_papers_and_of_its_size():
     e = network.units
     for i, j in ((0, 3), (7, 2), (5, 5)):  # φ put together for one pair
         phi = torch.cat([code, *(part.expand(2, -1) for part in (e[i], e[j], (e[i] - e[j]).abs(), e[i] * e[j]))], -1)
-        head = network.S
-        expected = head.last(torch.nn.functional.gelu(head.first(phi)))[:, 0]
+        trunk = torch.nn.functional.gelu(network.second(torch.nn.functional.gelu(network.first(phi))))
+        expected = network.heads(trunk)[:, 0]
         assert torch.allclose(said.S[:, i, j], expected, atol=1e-5)
     assert said.weight.shape == (2, 12)
     assert (said.alpha >= 0).all()
@@ -133,7 +132,7 @@ def test_losses_are_least_where_the_router_is_right():
     pool = subsets.listed(5, 2)
     masks = pool.expand(4, -1, -1)
     kl = -subsets.utilities(S.nan_to_num(), weight, pool)
-    for name in ("ranking", "regression", "source_weight", "compensation", "structured", "joint"):
+    for name in ("ranking", "regression", "source_weight", "compensation", "structured", "joint", "regret"):
         values = [
             {
                 "ranking": lambda said: losses.ranking(said.S, S),
@@ -142,11 +141,20 @@ def test_losses_are_least_where_the_router_is_right():
                 "compensation": lambda said: losses.compensation(said.alpha, alpha, S),
                 "structured": lambda said: losses.structured(said, S, weight, pool),
                 "joint": lambda said: losses.joint(said, masks, kl),
+                "regret": lambda said: losses.regret(said, masks, kl),
             }[name](said)
             for said in (right, wrong)
         ]
         assert torch.isfinite(torch.stack(values)).all()
         assert values[0] < values[1], name
+
+
+def test_a_mistake_costs_more_where_more_is_at_stake():
+    S = chance(2, 4, 4)
+    predicted = torch.stack([S[0], 1 - S[1]])  # right about the first input alone
+    for loss in (losses.ranking, losses.regression):
+        little, much = (loss(predicted, S, torch.tensor(stake)) for stake in ([9.0, 1.0], [1.0, 9.0]))
+        assert little < loss(predicted, S) < much
 
 
 @pytest.fixture(scope="module")
@@ -216,25 +224,6 @@ def router(taught):
     network = fit(found, keep=[3], seed=0, settings=Settings(epochs=5, batch=6))
     card = Card("digits", fingerprint(anatomy(model)), 3, 6, 48, "classes", (3,), "R1", 0)
     return Router(network, card)
-
-
-def test_online_is_offline(taught, router):
-    model, inputs, found = taught
-    offline = router.choose(found.z, 3)
-    batch = inputs.batch(range(12))
-    with torch.no_grad(), routed(model, router, keep=3) as chosen:
-        logits = model(pixel_values=batch["pixel_values"]).logits
-    assert torch.equal(chosen.of(3), offline)
-    for at in (0, 5):  # and it is what gates would do
-        gates = {(3, unit): float(offline[at, unit]) for unit in range(6)}
-        with torch.no_grad(), us.gated(model, gates):
-            alone = model(pixel_values=batch["pixel_values"][at : at + 1]).logits
-        assert torch.allclose(alone[0], logits[at], atol=1e-5)
-    with torch.no_grad():
-        after = model(pixel_values=batch["pixel_values"]).logits
-    assert not torch.allclose(after, logits)
-    with pytest.raises(UnderstudyError, match="No forward of the model ran inside"), routed(model, router, keep=3):
-        pass
 
 
 def test_a_router_is_saved_and_read_as_it_was(router, taught, tmp_path):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from understudy.anatomy import FAMILIES, Anatomy, Layer, family_key
 from understudy.errors import UnderstudyError
+from understudy.routing.builds import BUILDS, Build, Weights, implementation, obstacle, picked, weights
 from understudy.surgery import eager, hooked, replaced
 
 Choose = Callable[[Tensor], Tensor]  # from a block's input [inputs, tokens, width] to the heads kept [inputs, K]
@@ -27,58 +27,6 @@ _LARGE = 2**13
 
 # Arguments of an attention's forward that would ask for more than self-attention of the tokens at hand.
 _BEYOND = ("encoder_hidden_states", "position_bias", "softcap", "cache")
-
-
-@dataclass(frozen=True)
-class Build:
-    """How an attention module is built: the names of its parts, as attributes.
-
-    kind: the class; another one may compute something else. into: the maps to queries, keys and values, or one that
-    makes all three side by side. dropout: of the attention weights. after: what follows the projection. norms: of
-    queries and keys. absent: parts that must not be there.
-    """
-
-    kind: str
-    into: tuple[str, ...]
-    out: str
-    scale: str
-    dropout: str
-    mask: str = "attention_mask"
-    after: str | None = None
-    norms: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-
-
-_VIT = Build("ViTAttention", ("q_proj", "k_proj", "v_proj"), "o_proj", "scaling", "attention_dropout")
-_GPT2 = Build("GPT2Attention", ("c_attn",), "c_proj", "scaling", "attn_dropout.p", after="resid_dropout")
-_TIMM = Build(
-    "Attention",
-    ("qkv",),
-    "proj",
-    "scale",
-    "attn_drop.p",
-    mask="attn_mask",
-    after="proj_drop",
-    norms=("q_norm", "k_norm"),
-    absent=("norm", "gate"),
-)
-
-BUILDS: dict[str, Build] = {
-    "vit": _VIT,
-    "deit": replace(_VIT, kind="DeiTAttention"),
-    "dinov2": replace(_VIT, kind="Dinov2Attention"),
-    "gpt2": _GPT2,
-    "timm": _TIMM,
-}
-
-
-class Weights(NamedTuple):
-    """Views of a module's own weights, cut into heads."""
-
-    into: tuple[Tensor, ...]  # queries, keys, values: [heads, unit, width] each
-    biases: tuple[Tensor, ...] | None  # [heads, unit] each
-    out: Tensor  # [heads, unit, width]
-    bias: Tensor | None  # [width]
 
 
 class Setting(NamedTuple):
@@ -121,53 +69,53 @@ class CompactAttention:
         """
         setting = self._setting(hidden, args, kwargs)
         self._check(kept, len(hidden))
-        weights = self._weights()
-        if self._by_heads(hidden, weights):
-            output = self._head_by_head(hidden, kept, weights, setting)
+        own = weights(self.layer, self.build)
+        if self._by_heads(hidden, own):
+            output = self._head_by_head(hidden, kept, own, setting)
         else:
-            output = self._gathered(hidden, kept.to(hidden.device), weights, setting)
+            output = self._gathered(hidden, kept.to(hidden.device), own, setting)
         after = self.build.after
         return output if after is None else attrgetter(after)(self.layer.attention)(output)
 
-    def _by_heads(self, hidden: Tensor, weights: Weights) -> bool:
+    def _by_heads(self, hidden: Tensor, own: Weights) -> bool:
         if self.way != "auto":
             return self.way == "heads"
         if hidden.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return False
-        owned = (hidden, *weights.into, weights.out)
-        if torch.is_grad_enabled() and any(value.requires_grad for value in owned):
+        parts = (hidden, *own.into, own.out)
+        if torch.is_grad_enabled() and any(value.requires_grad for value in parts):
             return False  # products that write in place have no gradient
-        return weights.into[0][0].numel() >= _LARGE
+        return own.into[0][0].numel() >= _LARGE
 
-    def _head_by_head(self, hidden: Tensor, kept: Tensor, weights: Weights, setting: Setting) -> Tensor:
+    def _head_by_head(self, hidden: Tensor, kept: Tensor, own: Weights, setting: Setting) -> Tensor:
         rows = kept.tolist()
         inputs, tokens, _ = hidden.shape
         unit = self.layer.width
-        blocks = _together(weights, sorted({head for row in rows for head in row}))
+        blocks = own.together(sorted({head for row in rows for head in row}))
         qkv = hidden.new_empty(inputs, kept.shape[1], tokens, 3 * unit)
         for x, row, parts in zip(hidden, rows, qkv, strict=True):
             for head, part in zip(row, parts, strict=True):
                 _affine(x, *blocks[head], out=part)
         q, k, v = qkv.view(*qkv.shape[:-1], 3, unit).unbind(-2)  # [inputs, K, tokens, unit]
         mixed = self._attend(q, k, v, kept, setting)
-        output = hidden.new_empty(inputs, tokens, weights.out.shape[-1])
+        output = hidden.new_empty(inputs, tokens, own.out.shape[-1])
         for row, parts, total in zip(rows, mixed, output, strict=True):
-            _affine(parts[0], weights.out[row[0]], weights.bias, out=total)
+            _affine(parts[0], own.out[row[0]], own.bias, out=total)
             for head, part in zip(row[1:], parts[1:], strict=True):
-                total.addmm_(part, weights.out[head])
+                total.addmm_(part, own.out[head])
         return output
 
-    def _gathered(self, hidden: Tensor, kept: Tensor, weights: Weights, setting: Setting) -> Tensor:
+    def _gathered(self, hidden: Tensor, kept: Tensor, own: Weights, setting: Setting) -> Tensor:
         shape = (*hidden.shape[:2], kept.shape[1], self.layer.width)
-        biases: Sequence[Tensor | None] = weights.biases or (None, None, None)
+        biases: Sequence[Tensor | None] = own.biases or (None, None, None)
         q, k, v = (
-            _batched(hidden, _picked(part, kept).mT, None if bias is None else bias[kept].flatten(1)[:, None])
+            _batched(hidden, picked(part, kept).mT, None if bias is None else bias[kept].flatten(1)[:, None])
             .view(shape)
             .transpose(1, 2)
-            for part, bias in zip(weights.into, biases, strict=True)
+            for part, bias in zip(own.into, biases, strict=True)
         )  # [inputs, K, tokens, unit]
         mixed = self._attend(q, k, v, kept, setting).transpose(1, 2).flatten(2)  # [inputs, tokens, K * unit]
-        return _batched(mixed, _picked(weights.out, kept), weights.bias)
+        return _batched(mixed, picked(own.out, kept), own.bias)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, kept: Tensor, setting: Setting) -> Tensor:
         attention, mask = self.layer.attention, setting.mask
@@ -187,18 +135,6 @@ class CompactAttention:
             scale=attrgetter(self.build.scale)(attention),
         )
 
-    def _weights(self) -> Weights:
-        attention, heads, unit = self.layer.attention, self.layer.units, self.layer.width
-        maps = [attrgetter(name)(attention) for name in self.build.into]
-        each = 3 // len(maps)  # 1, or 3 in one map
-        matrices = [part for one in maps for part in _matrix(one).view(each, heads, unit, -1)]
-        known = [one.bias for one in maps if one.bias is not None]
-        vectors = [part for bias in known for part in bias.view(each, heads, unit)]
-        out = attrgetter(self.build.out)(attention)
-        return Weights(
-            tuple(matrices), tuple(vectors) if known else None, _matrix(out).T.view(heads, unit, -1), out.bias
-        )
-
     def _setting(self, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Setting:
         attention = self.layer.attention
         given = self._signature.bind(attention, hidden, *args, **kwargs).arguments
@@ -206,7 +142,8 @@ class CompactAttention:
         if given.get("past_key_values") is not None:
             raise UnderstudyError(
                 f"Layer {self.layer.index} runs only the heads that are kept, and the others would be missing from a "
-                "key-value cache: call the model, or generate, with use_cache=False."
+                "key-value cache: call the model, or generate, with use_cache=False, or "
+                "set the other heads to zero (execution='gated' of understudy.routed)."
             )
         beyond = [name for name in _BEYOND if given.get(name) is not None]
         if beyond:
@@ -216,7 +153,7 @@ class CompactAttention:
             )
         mask, causal = given.get(self.build.mask), given.get("is_causal")
         causal = bool(getattr(attention, "is_causal", False) if causal is None else causal)
-        causal = causal and _implementation(attention) == "sdpa"  # "eager" knows only its mask
+        causal = causal and implementation(attention) == "sdpa"  # "eager" knows only its mask
         dropout = float(attrgetter(self.build.dropout)(attention)) if attention.training else 0.0
         return Setting(mask, causal and mask is None and hidden.shape[1] > 1, dropout)
 
@@ -242,20 +179,15 @@ def compact(body: Anatomy, index: int, *, way: Way = "auto") -> CompactAttention
     layer = body.layers[body.layer_index(index)]
     if way not in ("auto", "heads", "gathered"):
         raise UnderstudyError(f"way={way!r} is not possible: say 'auto', 'heads' or 'gathered'.")
-    obstacle = _obstacle(body, layer)
-    if obstacle is not None:
+    reason = obstacle(body, layer)
+    if reason is not None:
         families = ", ".join(FAMILIES[key].title for key in BUILDS)
         raise UnderstudyError(
-            f"Layer {layer.index} of {type(body.model).__name__} cannot run kept heads alone: {obstacle}. This works "
+            f"Layer {layer.index} of {type(body.model).__name__} cannot run kept heads alone: {reason}. This works "
             f"for {families} as their libraries build them; for others use gates (understudy.gated), which remove "
             "heads at the full cost."
         )
     return CompactAttention(layer, BUILDS[str(family_key(body.model))], way)
-
-
-def supported(body: Anatomy, index: int) -> bool:
-    """Whether a layer can run kept heads alone."""
-    return _obstacle(body, body.layers[body.layer_index(index)]) is None
 
 
 @contextmanager
@@ -302,16 +234,20 @@ def compacted(body: Anatomy, layers: Mapping[int, Choose], *, way: Way = "auto")
 
         return attention
 
+    def without_cache(
+        _base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs if kwargs.get("use_cache") is not None else {**kwargs, "use_cache": False}
+
     def hooks() -> Iterator[RemovableHandle]:
+        if "use_cache" in inspect.signature(type(body.base).forward).parameters:
+            # Said to each forward; a changed config would make it another model to whoever asks for its fingerprint.
+            yield body.base.register_forward_pre_hook(without_cache, with_kwargs=True)
         for index, part in parts.items():
             # After the user's own hooks, which may change the block's input.
             yield part.layer.block.register_forward_pre_hook(before_block(index), with_kwargs=True)
 
-    changes: list[tuple[object, str, Any]] = []
-    changes += [(part.layer.attention, "forward", forward(part)) for part in parts.values()]
-    config = getattr(body.base, "config", None)
-    if config is not None and "use_cache" in vars(config):
-        changes.append((config, "use_cache", False))
+    changes = ((part.layer.attention, "forward", forward(part)) for part in parts.values())
     with eager(body.model), hooked(hooks()), replaced(changes):
         yield body.model
     silent = sorted(set(parts) - ran)
@@ -320,72 +256,6 @@ def compacted(body: Anatomy, layers: Mapping[int, Choose], *, way: Way = "auto")
             f"Heads were to be chosen at layer {', '.join(map(str, silent))}, but no forward of the model ran there: "
             "run the model inside the `with`."
         )
-
-
-def _obstacle(body: Anatomy, layer: Layer) -> str | None:
-    """Why a layer cannot run kept heads alone, or None."""
-    build = BUILDS.get(str(family_key(body.model)))
-    if build is None:
-        return f"the attention of {body.family.title} is not known well enough"
-    attention: Any = layer.attention
-    kind = type(attention).__name__
-    if kind != build.kind:
-        return f"its attention is {kind}, not {build.kind}"
-    unplain = [name for name in (*build.into, build.out) if not _plain(getattr(attention, name))]
-    if unplain or "forward" in vars(attention):
-        return f"its {unplain[0] if unplain else 'attention'} is changed (an adapter, a hook, quantized or offloaded)"
-    extra = [name for name in build.absent if not isinstance(getattr(attention, name, None), nn.Identity | None)]
-    if extra:
-        return f"its attention has a {extra[0]} over all heads"
-    if len({getattr(attention, name).bias is None for name in build.into}) > 1:
-        return "only some of its queries, keys and values have a bias"
-    way = _implementation(attention)
-    if way not in ("sdpa", "eager"):
-        return f"its attention implementation is {way!r}, and only 'sdpa' and 'eager' compute the same"
-    if way == "eager" and getattr(attention, "reorder_and_upcast_attn", False):
-        return "it computes scores in float32 (reorder_and_upcast_attn)"
-    return None
-
-
-def _implementation(attention: nn.Module) -> str:
-    """How a module attends, by transformers' names; timm's is as good as "sdpa"."""
-    return str(getattr(getattr(attention, "config", None), "_attn_implementation", "sdpa"))
-
-
-def _plain(part: Any) -> bool:
-    """Whether a linear map is only its weight and bias: what else it did would be left out."""
-    known = type(part) is nn.Linear or type(part).__name__ == "Conv1D"
-    changed = part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
-    return known and not changed and part.weight.device.type != "meta"
-
-
-def _matrix(part: Any) -> Tensor:
-    """A linear map's weight as `[out, in]`, which a Conv1D keeps the other way round."""
-    weight: Tensor = part.weight
-    return weight if isinstance(part, nn.Linear) else weight.T
-
-
-def _together(weights: Weights, heads: Iterable[int]) -> dict[int, tuple[Tensor, Tensor | None]]:
-    """For each head the weight and bias of its queries, keys and values: `[width, 3 * unit]` and `[3 * unit]`.
-
-    One product of three times the width is faster than three, by more than the copy costs.
-    """
-    found: dict[int, tuple[Tensor, Tensor | None]] = {}
-    for head in heads:
-        parts = [part[head] for part in weights.into]
-        # In the memory order of the weights: a copy that transposes takes several times as long.
-        along = parts[0].stride(-1) == 1
-        weight = torch.cat(parts).T if along else torch.cat([part.T for part in parts], -1)
-        bias = None if weights.biases is None else torch.cat([part[head] for part in weights.biases])
-        found[head] = (weight, bias)
-    return found
-
-
-def _picked(part: Tensor, kept: Tensor) -> Tensor:
-    """Each input's own weights, from `[heads, unit, width]` to `[inputs, K * unit, width]`, in their memory order."""
-    if part.stride(-1) == 1:
-        return part[kept].flatten(1, 2)
-    return part.permute(2, 0, 1)[:, kept].flatten(2).permute(1, 2, 0)
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

@@ -19,9 +19,9 @@ from understudy.routing.network import Prediction, RouterNetwork
 class Settings:
     """How a router is fitted. The paper gives the terms of the loss and no weights: these are ours."""
 
-    epochs: int = 40
+    epochs: int = 16
     batch: int = 64
-    learning_rate: float = 1e-3
+    learning_rate: float = 1.5e-3
     weight_decay: float = 1e-2
     ranking: float = 1.0
     regression: float = 1.0
@@ -29,8 +29,10 @@ class Settings:
     compensation: float = 0.25
     structured: float = 0.3
     joint: float = 1.0
-    subsets: int = 256  # of all subsets, drawn anew for each step of the structured loss
-    every: int = 4  # epochs between looks at the validation inputs
+    regret: float = 3.0
+    subsets: int = 64  # of all subsets, drawn anew for each step of the structured loss
+    clip: float = 5.0  # of the gradient's length
+    every: int = 2  # epochs between looks at the validation inputs
 
 
 def fit(
@@ -65,7 +67,7 @@ def fit(
                 loss = _loss(network(taught.z[index]), taught, index, keep, chosen)
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
-                torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+                torch.nn.utils.clip_grad_norm_(network.parameters(), chosen.clip)
                 optimizer.step()
                 schedule.step()
             last = epoch + 1 == chosen.epochs
@@ -82,15 +84,16 @@ def fit(
 
 
 def _loss(said: Prediction, taught: Lesson, index: Tensor, keep: Sequence[int], by: Settings) -> Tensor:
-    S, alpha, weight = taught.S[index], taught.alpha[index], taught.weight[index]
-    total = by.ranking * losses.ranking(said.S, S) + by.regression * losses.regression(said.S, S)
-    total = total + by.source_weight * losses.source_weight(said.weight, weight)
-    total = total + by.compensation * losses.compensation(said.alpha, alpha, S)
+    S, alpha, weight, stake = taught.S[index], taught.alpha[index], taught.weight[index], taught.stake[index]
+    total = by.ranking * losses.ranking(said.S, S, stake) + by.regression * losses.regression(said.S, S, stake)
+    total = total + by.source_weight * losses.source_weight(said.weight, weight, stake)
+    total = total + by.compensation * losses.compensation(said.alpha, alpha, S, stake)
     for size in keep:
         pool = subset_pool(taught.units, size)
         some = pool[torch.randperm(len(pool))[: by.subsets]]
-        total = total + by.structured / len(keep) * losses.structured(said, S, weight, some)
+        total = total + by.structured / len(keep) * losses.structured(said, S, weight, some, stake)
         if size in taught.masks:
-            masks = taught.masks[size]
-            total = total + by.joint / len(keep) * losses.joint(said, masks.retained[index], masks.kl[index])
+            masks, kl = taught.masks[size].retained[index], taught.masks[size].kl[index]
+            total = total + by.joint / len(keep) * losses.joint(said, masks, kl)
+            total = total + by.regret / len(keep) * losses.regret(said, masks, kl)
     return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from understudy.routing.subsets import listed
 
 # Subsets that are ranked; of more, a sample.
 POOL = 4096
+# No input counts for less or more than this, in units of the mean damage.
+STAKES = (0.02, 20.0)
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,16 @@ class Masks:
 class Lesson:
     """Inputs with what a router sees of them and what it should say.
 
-    z: summaries. S, alpha: of every pair, NaN where there is none. weight: `D_drop / Σ D_drop`. taylor, norm, cosine:
-    what other policies go by. masks: joint subsets for each budget, where they were run.
+    z: summaries. S, alpha: of every pair, NaN where there is none. weight: `D_drop / Σ D_drop`. stake: the root of
+    `Σ D_drop`, in units of its mean. taylor, norm, cosine: what other policies go by. masks: joint subsets for each
+    budget, where they were run.
     """
 
     z: Tensor
     S: Tensor
     alpha: Tensor
     weight: Tensor
+    stake: Tensor
     taylor: np.ndarray
     norm: np.ndarray
     cosine: np.ndarray
@@ -78,18 +83,22 @@ def lesson(
     layer: int = -1,
     search: str = "refine",
     outcome: str = "auto",
+    out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Lesson:
-    """Measure what a router is taught about pairs."""
-    run = measure(model, inputs, layers=layer, search=search, outcome=outcome, progress=progress)
+    """Measure what a router is taught about pairs. out: where the run is kept, and gone on with."""
+    run = measure(model, inputs, layers=layer, search=search, outcome=outcome, out=out, progress=progress)
     seen = signals(model, inputs, layers=layer, outcome=outcome)
     drop = np.nan_to_num(run["drop"].to_numpy()[:, 0].astype(np.float64))
-    weight = drop / drop.sum(-1, keepdims=True).clip(min=1e-30)
+    total = drop.sum(-1)
+    weight = drop / total[:, None].clip(min=1e-30)
+    stake = np.sqrt((total / total.mean().clip(min=1e-30)).clip(*STAKES))
     return Lesson(
         z=summaries(model, inputs, layer=layer, outcome=outcome),
         S=torch.from_numpy(run["substitutability"].to_numpy()[:, 0]).float(),
         alpha=torch.from_numpy(run["compensation"].to_numpy()[:, 0]).float(),
         weight=torch.from_numpy(weight).float(),
+        stake=torch.from_numpy(stake).float(),
         taylor=seen["taylor"].to_numpy()[:, 0],
         norm=seen["norm"].to_numpy()[:, 0],
         cosine=seen["cosine"].to_numpy()[:, 0],
@@ -125,20 +134,24 @@ def joint_masks(
 
 
 def candidates(taught: Lesson, keep: int, *, said: Prediction | None, count: int = 48, seed: int = 0) -> Tensor:
-    """The subsets that a joint teacher runs: bool `[inputs, masks, units]`, no subset twice for an input."""
+    """The subsets that a joint teacher runs: bool `[inputs, masks, units]`, no subset twice for an input.
+
+    At most 20 go by scores. The others are random: without them a router is never told that a subset is bad which no
+    score prefers, and then chooses it.
+    """
     rng = np.random.default_rng((seed, keep))
     pool = subset_pool(taught.units, keep, seed=seed).numpy()  # [subsets, units]
     count = min(count, len(pool))
     weight = taught.weight.numpy()
     by_cfs = utility(taught.S.numpy(), weight, pool)
-    ranks: list[tuple[np.ndarray, Sequence[int]]] = [(by_cfs, range(8))]
+    ranks: list[tuple[np.ndarray, Sequence[int]]] = [(by_cfs, range(4))]
     if said is not None:
         by_router = utility(said.S.numpy(), said.share.numpy(), pool)
-        ranks += [(by_router, range(8)), (by_router, _spread(8, 48, 6))]
+        ranks += [(by_router, range(4)), (by_router, _spread(8, 48, 3))]
     inside = pool.astype(np.float64)
     similar = np.einsum("mi,nij,mj->nm", inside, np.nan_to_num(taught.cosine), inside)
-    ranks += [(taught.taylor @ inside.T, range(4)), (taught.norm @ inside.T, range(4)), (-similar, range(3))]
-    ranks.append((by_cfs, _spread(8, 48, 6)))  # hard negatives: nearly as good by pairs, perhaps not together
+    ranks += [(taught.taylor @ inside.T, range(2)), (taught.norm @ inside.T, range(2)), (-similar, range(2))]
+    ranks.append((by_cfs, _spread(8, 48, 3)))  # hard negatives: nearly as good by pairs, perhaps not together
     chosen = [
         np.argsort(-scores, axis=1, kind="stable")[:, [at for at in places if at < len(pool)]]
         for scores, places in ranks

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from understudy.anatomy import Anatomy
+from understudy.anatomy import Anatomy, anatomy
 from understudy.errors import UnderstudyError
 from understudy.gates import spread
+from understudy.identity import fingerprint
 from understudy.inputs.batch import Batch
-from understudy.routing.residual import places, summarize
+from understudy.outcome import Outcome
+from understudy.routing.builds import supported
+from understudy.routing.compact import compacted
+from understudy.routing.residual import Places, places, summarize
 from understudy.routing.router import Router
 from understudy.surgery import eager, hooked
+
+Mask = Callable[[Tensor], Tensor]  # from a block's input [inputs, tokens, width] to bool [inputs, units]
 
 
 @dataclass
@@ -25,6 +32,7 @@ class Choices:
     """The masks that were chosen inside a `with routed(...)`, batch by batch: bool `[inputs, units]` by layer."""
 
     masks: dict[int, list[Tensor]] = field(default_factory=dict)
+    execution: str = "gated"  # or "compact": what "auto" came to
 
     def of(self, layer: int) -> Tensor:
         """All masks of a layer, in the order of the inputs."""
@@ -32,65 +40,155 @@ class Choices:
 
 
 @contextmanager
-def routed(model: nn.Module, router: Router | Sequence[Router], *, keep: int) -> Iterator[Choices]:
+def routed(
+    model: nn.Module,
+    router: Router | str | Path | Sequence[Router | str | Path],
+    *,
+    keep: int | Mapping[int, int],
+    execution: str = "auto",
+) -> Iterator[Choices]:
     """Run a model with only the heads that its router keeps, each input its own.
 
-    >>> with us.routed(model, router, keep=6):  # doctest: +SKIP
+    >>> with us.routed(model, router, keep=6) as chosen:  # doctest: +SKIP
     ...     logits = model(**batch).logits
+    >>> chosen.of(11)  # bool [inputs, units]  # doctest: +SKIP
 
-    router: one, or one for each layer that is routed. keep: how many heads stay in each. The heads that go are gated
-    to zero in the model's own forward; the model is as before afterwards. What was chosen is in the value of the
-    `with`. It is an error if no forward ran.
+    router: one, or one for each layer that is routed, or the folders that hold them; each looks at the residual stream
+    as the routed layers before it have left it. keep: how many heads stay, in each layer or by layer. The model is as
+    before afterwards. It is an error if no forward ran a routed layer.
+
+    execution: the numbers are the same, and gradients flow, either way.
+
+    - "compact": queries, keys, values, attention and projection are computed for the kept heads only. A key-value
+      cache would miss the others and is refused: generate with `use_cache=False`.
+    - "gated": the model's own attention computes all heads, and the others are set to zero before the projection. With
+      a cache, each step of `generate` chooses by its new tokens alone.
+    - "auto": "compact" where all routed layers can, else "gated".
     """
-    routers = {one.card.layer: one for one in ([router] if isinstance(router, Router) else router)}
-    if not routers:
-        raise UnderstudyError("Give one router, or several for different layers.")
-    bodies = [one.check_model(model) for one in routers.values()]
-    for one in routers.values():
-        one.check_budget(keep)
-    if any(sum(part.block is bodies[0].layers[at].block for part in bodies[0].layers) > 1 for at in routers):
-        raise UnderstudyError(
-            f"{bodies[0].family.title} applies one block at several layers, which cannot be routed apart: use gates."
-        )
-    body, chosen = bodies[0], Choices({layer: [] for layer in routers})
+    body = anatomy(model)
+    several = [router] if isinstance(router, Router | str | Path) else router
+    routers = _by_layer(body, [one if isinstance(one, Router) else Router.load(one) for one in several])
+    budgets = _budgets(body, routers, keep)
+    way = _execution(body, routers, execution)
+    chosen = Choices({layer: [] for layer in routers}, way)
+    names = list(inspect.signature(type(body.base).forward).parameters)[1:]
     given: Batch = {}
-    now: dict[int, Tensor] = {}
+    seen: dict[Outcome, Places] = {}  # the same for all layers of a forward
 
-    def before_model(_model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def before_base(_base: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        known = {**dict(zip(names, args, strict=False)), **kwargs}
         given.clear()
-        given.update(_tensors(body, args, kwargs))
+        given.update({name: value for name, value in known.items() if isinstance(value, Tensor)})
+        seen.clear()
 
-    def before_block(layer: int) -> Any:
+    def mask_of(layer: int) -> Mask:
+        one = routers[layer]
+        outcome = one.card.outcome
+
+        @torch.no_grad()
+        def choose(residual: Tensor) -> Tensor:
+            if outcome not in seen:
+                seen[outcome] = places(body, given, outcome, residual.shape[1])
+            mask = one.choose(summarize(residual, seen[outcome]), budgets[layer])
+            chosen.masks[layer].append(mask.cpu())
+            return mask
+
+        return choose
+
+    masks = {layer: mask_of(layer) for layer in routers}
+    run = (
+        compacted(body, {at: _kept(choose) for at, choose in masks.items()})
+        if way == "compact"
+        else _gated(body, masks)
+    )
+    with hooked([body.base.register_forward_pre_hook(before_base, with_kwargs=True)]), run:
+        yield chosen
+
+
+def _kept(choose: Mask) -> Mask:
+    """A choice as the numbers of the heads, `[inputs, K]`."""
+
+    def kept(residual: Tensor) -> Tensor:
+        mask = choose(residual)
+        return mask.nonzero()[:, 1].view(len(mask), -1)
+
+    return kept
+
+
+@contextmanager
+def _gated(body: Anatomy, masks: Mapping[int, Mask]) -> Iterator[nn.Module]:
+    """Run a model with the units that are not chosen set to zero."""
+    now: dict[int, Tensor] = {}
+    ran: set[int] = set()
+
+    def before_block(layer: int) -> Callable[..., None]:
         def hook(_block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            residual = args[0] if args else kwargs["hidden_states"]
-            one = routers[layer]
-            with torch.no_grad():
-                z = summarize(residual, places(body, given, one.card.outcome, residual.shape[1]))
-                now[layer] = one.choose(z, keep)
-            chosen.masks[layer].append(now[layer].cpu())
+            now[layer] = masks[layer](args[0] if args else kwargs["hidden_states"])
 
         return hook
 
-    def before_site(layer: int) -> Any:
+    def before_site(layer: int) -> Callable[..., tuple[Tensor, ...]]:
         def hook(_site: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            gates = spread(now[layer].to(args[0]), body.layers[layer])  # [inputs, units · width]
+            ran.add(layer)
+            gates = spread(now[layer].to(args[0]), body.layers[layer])  # [inputs, units * width]
             return (args[0] * gates[:, None], *args[1:])
 
         return hook
 
-    handles = [body.model.register_forward_pre_hook(before_model, with_kwargs=True)]
-    for layer in routers:
-        part = body.layers[layer]
-        handles.append(part.block.register_forward_pre_hook(before_block(layer), with_kwargs=True))
-        handles.append(part.site.register_forward_pre_hook(before_site(layer), prepend=True))
-    with eager(model), hooked(handles):
-        yield chosen
-    if not any(chosen.masks.values()):
-        raise UnderstudyError("No forward of the model ran inside the `with`: run it there.")
+    def hooks() -> Iterator[Any]:
+        for layer in masks:
+            part = body.layers[layer]
+            yield part.block.register_forward_pre_hook(before_block(layer), with_kwargs=True)
+            yield part.site.register_forward_pre_hook(before_site(layer), prepend=True)
+
+    with eager(body.model), hooked(hooks()):
+        yield body.model
+    silent = sorted(set(masks) - ran)
+    if silent:
+        raise UnderstudyError(
+            f"Heads were to be chosen at layer {', '.join(map(str, silent))}, but no forward of the model ran there: "
+            "run the model inside the `with`."
+        )
 
 
-def _tensors(body: Anatomy, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch:
-    """What a forward was called with, by name."""
-    names = list(inspect.signature(type(body.model).forward).parameters)[1:]
-    known = {**dict(zip(names, args, strict=False)), **kwargs}
-    return {name: value for name, value in known.items() if isinstance(value, Tensor)}
+def _by_layer(body: Anatomy, routers: Sequence[Router]) -> dict[int, Router]:
+    """The routers by their layer, each checked against the model."""
+    if not routers:
+        raise UnderstudyError("Give one router, or several for different layers.")
+    known = fingerprint(body)
+    found: dict[int, Router] = {}
+    for one in routers:
+        layer = one.card.layer
+        one.check_model(body, known=known)
+        if layer in found:
+            raise UnderstudyError(f"Two routers are for layer {layer}: give one for each layer.")
+        if sum(part.block is body.layers[layer].block for part in body.layers) > 1:
+            raise UnderstudyError(
+                f"{body.family.title} applies one block at several layers, which cannot be routed apart: use gates "
+                "(understudy.gated)."
+            )
+        found[layer] = one
+    return found
+
+
+def _budgets(body: Anatomy, routers: Mapping[int, Router], keep: int | Mapping[int, int]) -> dict[int, int]:
+    """How many heads stay in each routed layer."""
+    if isinstance(keep, Mapping):
+        budgets = {body.layer_index(layer): count for layer, count in keep.items()}
+        if set(budgets) != set(routers):
+            there, told = (", ".join(map(str, sorted(layers))) or "none" for layers in (routers, budgets))
+            raise UnderstudyError(f"Layer {there} is routed, but keep is given for layer {told}: give it for the same.")
+    else:
+        budgets = dict.fromkeys(routers, keep)
+    for layer, one in routers.items():
+        one.check_budget(budgets[layer])
+    return budgets
+
+
+def _execution(body: Anatomy, layers: Mapping[int, Router], execution: str) -> str:
+    """How the heads are run."""
+    if execution not in ("auto", "compact", "gated"):
+        raise UnderstudyError(f"execution={execution!r} is not possible: say 'auto', 'compact' or 'gated'.")
+    if execution != "auto":
+        return execution
+    return "compact" if all(supported(body, layer) for layer in layers) else "gated"

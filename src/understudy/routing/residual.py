@@ -36,17 +36,21 @@ def places(body: Anatomy, batch: Batch, outcome: Outcome, tokens: int) -> Places
         index = torch.arange(tokens).expand(count, tokens)
         before = _prefix(body)
         return Places(index < max(1, before) if before else index >= 0, index >= before)
-    ids = batch["input_ids"]
+    given = batch["input_ids"] if "input_ids" in batch else batch["inputs_embeds"]
     mask = batch.get("attention_mask")
-    real = torch.ones_like(ids, dtype=torch.bool) if mask is None or mask.ndim != 2 else mask.bool()
+    if mask is None or mask.ndim != 2:
+        real = torch.ones(len(given), tokens, dtype=torch.bool, device=given.device)
+    else:
+        real = mask[:, -tokens:].bool()  # beside a key-value cache, the mask is longer than the tokens at hand
     if outcome == "masked":
         return Places(positions(body, batch, outcome), real)
-    index = torch.arange(tokens, device=ids.device)
+    index = torch.arange(tokens, device=given.device)
     if outcome == "classes" and family_key(body.model) in _FIRST:
         return Places((index == 0).expand_as(real), real)
     return Places(real & (index == (index * real).amax(-1, keepdim=True)), real)
 
 
+@torch.no_grad()
 def summarize(residual: Tensor, at: Places) -> Tensor:
     """The router's input: `z = [anchor; mean; variance]`, from `[inputs, tokens, width]` to `[inputs, 3 · width]`.
 
@@ -58,10 +62,11 @@ def summarize(residual: Tensor, at: Places) -> Tensor:
     X = residual.float()
     anchor, rest = (_shares(mask.to(X.device)) for mask in (at.anchor, at.rest))
     rows = []
+    spare = torch.empty_like(X[0])  # fresh memory for each input would take longer than the sums
     # Input by input, as products with a vector: a fraction of the time that sums over a batch's middle axis take.
     for x, first, others in zip(X, anchor, rest, strict=True):
         mean = others @ x
-        rows.append(torch.cat([first @ x, mean, others @ (x - mean).square_()]))
+        rows.append(torch.cat([first @ x, mean, others @ torch.sub(x, mean, out=spare).square_()]))
     return torch.stack(rows)
 
 

@@ -25,14 +25,16 @@ def utilities(S: Tensor, share: Tensor, retained: Tensor) -> Tensor:
     `[inputs, subsets, units]`. Returns `[inputs, subsets]`. `lens.subsets.utility` says the same of arrays.
     """
     clipped = S.clamp(0, 1)
-    kept = retained if retained.ndim == 3 else retained[None]
-    # One substitute after the other: the largest value alone is held, not all of them.
-    covered = torch.zeros(len(S), kept.shape[1], S.shape[1], dtype=S.dtype, device=S.device)
-    for unit in range(S.shape[2]):
-        here = clipped[:, None, :, unit] * kept[:, :, unit, None]
-        covered = torch.maximum(covered, here)
-    covered = torch.where(kept, torch.ones((), dtype=S.dtype, device=S.device), covered)
-    return (covered * share[:, None]).sum(-1)
+    kept = (retained if retained.ndim == 3 else retained[None]).mT.to(S.dtype).contiguous()  # [inputs, units, subsets]
+    with torch.no_grad():  # who covers whom, one substitute after the other: all of them are never held
+        best = torch.zeros(len(S), S.shape[1], kept.shape[2], dtype=S.dtype, device=S.device)
+        by = torch.zeros_like(best, dtype=torch.long)
+        for unit in range(S.shape[2]):
+            here = clipped[:, :, unit, None] * kept[:, None, unit]
+            by.masked_fill_(here > best, unit)
+            best = torch.maximum(best, here)
+    covered = torch.maximum(clipped.gather(2, by) * (best > 0), kept)  # [inputs, source, subsets]
+    return (share[:, None] @ covered).squeeze(1)
 
 
 def select(S: Tensor, share: Tensor, keep: int) -> Tensor:
