@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from understudy.cli import check, demo, measure, models, reproduce, show, train
+from understudy.cli import check, demo, measure, models, reproduce, route, show, train
 
 app = typer.Typer(
     name="understudy",
@@ -23,6 +23,7 @@ app.command("check", epilog=check.EXAMPLES)(check.check)
 app.command("measure", epilog=measure.EXAMPLES)(measure.measure)
 app.command("show", epilog=show.EXAMPLES)(show.show)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
+app.add_typer(route.app, name="route")
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("models", epilog=models.EXAMPLES)(models.models)
 

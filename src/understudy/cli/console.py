@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import ParamSpec, TypeVar
 
 import typer
@@ -85,6 +85,18 @@ def progress(label: str) -> Iterator[Callable[[float, int], None]]:
             begun = True
 
         yield report
+
+
+@contextmanager
+def bars() -> Iterator[Callable[[str], Callable[[float, int], None]]]:
+    """One bar after the other, each with the name of its step."""
+    with ExitStack() as stack:
+
+        def bar(step: str) -> Callable[[float, int], None]:
+            stack.close()
+            return stack.enter_context(progress(step))
+
+        yield bar
 
 
 def _lines(label: str) -> Callable[[float, int], None]:

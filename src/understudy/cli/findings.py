@@ -22,7 +22,7 @@ MARKS = {True: "[green]holds[/]", False: "[bold red]does not hold[/]", None: "[y
 def show(report: Report) -> None:
     """Print a report."""
     for title, table in report.tables.items():
-        out.print(_printed(title, table))
+        out.print(printed(title, table))
     for key, text in report.about.items():
         if isinstance(text, str):
             out.print(f"{key}: {escape(text)}", highlight=False)
@@ -30,7 +30,8 @@ def show(report: Report) -> None:
         out.print(f"{MARKS[finding.holds]}  {escape(finding.claim)} ({escape(finding.figures)})", highlight=False)
 
 
-def _printed(heading: str, frame: pd.DataFrame) -> Table:
+def printed(heading: str, frame: pd.DataFrame) -> Table:
+    """A table of figures, with intervals below and the paper's beside them."""
     look = box.SIMPLE_HEAD
     table = Table(
         title=escape(heading), title_justify="left", box=look, padding=(0, 1), collapse_padding=True, pad_edge=False

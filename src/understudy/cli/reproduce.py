@@ -13,13 +13,12 @@ import typer
 
 from understudy import bundled
 from understudy.cli import arguments as given
-from understudy.cli.console import out, progress, verb
+from understudy.cli.console import bars, out, verb
 from understudy.cli.findings import show
 from understudy.errors import UnderstudyError
 
 if TYPE_CHECKING:
     from understudy.inputs.batch import Inputs
-    from understudy.meter import Progress
     from understudy.reproduce.many import ManyStudy
     from understudy.reproduce.study import Report, Study
 
@@ -92,19 +91,22 @@ def reproduce(
         named = chosen.models[scale] if model is None else model
         settings = (length or 128, masks or 8, seed or 0)
         opened = given.OpenInputs(named, images, texts, masked_texts, None, *settings, skip_bad, labels)
-        where, report = _of_one(chosen, scale, opened, head, count, own=model is not None)
+        where = named
+        folder = _folder(output, chosen.name, where)
+        report = _of_one(chosen, scale, opened, head, count, own=model is not None, folder=folder)
     else:
-        where, report = scale, _of_many(chosen, scale, options, output)
+        where = scale
+        folder = _folder(output, chosen.name, where)
+        report = _of_many(chosen, scale, options, output)
     show(report)
-    folder = output / chosen.name / where.strip("./").replace("/", "--")
     said = {"study": chosen.name, "scale": scale, "model": where, "understudy": version("understudy")}
     for path in replace(report, about={**said, **report.about}).save(folder):
         out.print(f"wrote {path}", highlight=False, soft_wrap=True, style="dim")
 
 
 def _of_one(
-    chosen: Study, scale: str, opened: given.OpenInputs, head: str | None, count: int | None, *, own: bool
-) -> tuple[str, Report]:
+    chosen: Study, scale: str, opened: given.OpenInputs, head: str | None, count: int | None, *, own: bool, folder: Path
+) -> Report:
     """Run a study of one model: the scale's, or the user's."""
     from understudy.reproduce.study import Setting
 
@@ -128,8 +130,8 @@ def _of_one(
             raise UnderstudyError("A study needs at least 2 inputs, but here is 1.")
         return everything.take(range(min(asked, len(everything))))
 
-    with _bars() as bar:
-        return where, chosen.run(Setting(scale, network, inputs, own, bar))
+    with bars() as bar:
+        return chosen.run(Setting(scale, network, inputs, own, bar, count, folder))
 
 
 def _of_many(chosen: ManyStudy, scale: str, options: Mapping[str, Any], output: Path) -> Report:
@@ -140,8 +142,13 @@ def _of_many(chosen: ManyStudy, scale: str, options: Mapping[str, Any], output: 
     taken = {name: value for name, value in options.items() if value is not None}
     if "labels" in taken:
         taken["labels"] = given.read_labels(taken["labels"])
-    with _bars() as bar:
+    with bars() as bar:
         return chosen.run(ManySetting(scale, output, **taken, progress=bar))
+
+
+def _folder(output: Path, study: str, where: str) -> Path:
+    """Where a study's results go: a folder for each model or scale."""
+    return output / study / where.strip("./").replace("/", "--")
 
 
 def _writable(folder: Path) -> None:
@@ -152,22 +159,3 @@ def _writable(folder: Path) -> None:
             pass
     except OSError as problem:
         raise UnderstudyError(f"--out {folder} cannot be written into: {problem.strerror or problem}.") from problem
-
-
-class _bars:
-    """One bar after the other, each with the name of its step."""
-
-    def __init__(self) -> None:
-        from contextlib import ExitStack
-
-        self._stack = ExitStack()
-
-    def __enter__(self) -> _bars:
-        return self
-
-    def __call__(self, step: str) -> Progress:
-        self._stack.close()
-        return self._stack.enter_context(progress(step))
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()

@@ -29,6 +29,8 @@ class Setting:
     inputs: Callable[[int], Inputs]  # so many of them
     own: bool = False  # the user's own model or inputs: other counts than the paper's
     progress: Callable[[str], Progress] | None = None  # a bar for a step, by its name
+    count: int | None = None  # how many inputs were asked for, if not the study's own number
+    folder: Path | None = None  # where a study that fits something keeps it, to go on from there
 
     def bar(self, step: str) -> Progress | None:
         """The progress callback of a step."""
