@@ -58,7 +58,7 @@ def train(
     labels: given.Labels = None,
     texts: given.Texts = None,
     masked_texts: given.MaskedTexts = None,
-    count: Annotated[int | None, typer.Option(help="Inputs; the first are left for validation and test.")] = None,
+    count: Annotated[int | None, typer.Option(help="Training inputs, at most; by default all (digits: 4,096).")] = None,
     length: Length = 128,
     masks: given.Masks = 8,
     skip_bad: given.SkipBad = False,
@@ -86,14 +86,15 @@ def train(
     if epochs is not None and epochs < 1:
         raise UnderstudyError(f"--epochs {epochs} is not possible: give 1 or more.")
     budgets = _budgets(keep)
-    opened = given.OpenInputs(model, images, texts, masked_texts, count, length, masks, 0, skip_bad, labels)
+    opened = given.OpenInputs(model, images, texts, masked_texts, None, length, masks, 0, skip_bad, labels)
     network = given.OpenModel(model, head)()
     parts = _splits(opened, network)
+    training = _first(parts.training, count)
     settings = Settings() if epochs is None else replace(Settings(), epochs=epochs)
     with bars() as bar:
         teacher = Teacher.of(
             network,
-            parts.training,
+            training,
             parts.validation,
             layer=layer,
             keep=budgets,
@@ -110,7 +111,7 @@ def train(
     size = sum(value.numel() for value in router.network.parameters())
     out.print(
         f"{card.stage} for layer {card.layer} of {card.model}: {size:,} parameters, taught by "
-        f"{len(parts.training):,} inputs at budgets of {', '.join(map(str, card.keep))} of {card.units} heads",
+        f"{len(training):,} inputs at budgets of {', '.join(map(str, card.keep))} of {card.units} heads",
         highlight=False,
     )
     out.print(f"wrote {output}; try: understudy route evaluate {model} {output}", highlight=False, soft_wrap=True)
@@ -125,7 +126,7 @@ def evaluate(
     labels: given.Labels = None,
     texts: given.Texts = None,
     masked_texts: given.MaskedTexts = None,
-    count: Annotated[int | None, typer.Option(help="Inputs, as they were counted for `route train`.")] = None,
+    count: Annotated[int | None, typer.Option(help="Test inputs, at most; by default all.")] = None,
     length: Length = 128,
     masks: given.Masks = 8,
     skip_bad: given.SkipBad = False,
@@ -140,10 +141,10 @@ def evaluate(
     from understudy.routing.evaluate import judge
     from understudy.routing.router import Router
 
-    opened = given.OpenInputs(model, images, texts, masked_texts, count, length, masks, 0, skip_bad, labels)
+    opened = given.OpenInputs(model, images, texts, masked_texts, None, length, masks, 0, skip_bad, labels)
     loaded = [Router.load(folder) for folder in routers]
     network = given.OpenModel(model, head)()
-    test = _splits(opened, network).test
+    test = _first(_splits(opened, network).test, count)
     with progress("test") as report:
         judged = judge(network, test, loaded, keep=_budgets(keep), oracle=not no_oracle, progress=report)
     table = judged.table().rename(columns={"kl_gap": "minus_taylor"})
@@ -206,10 +207,15 @@ def _budgets(keep: str | None) -> list[int] | None:
 
 def _splits(opened: given.OpenInputs, model: nn.Module) -> Splits:
     """The bundled digits have splits of their own; other inputs are cut in their order."""
-    from understudy.routing.splits import TRAINING, digits_splits, split
+    from understudy.routing.splits import digits_splits, split
 
     brought = any(option is not None for option in (opened.images, opened.texts, opened.masked_texts))
     if not brought and opened.name in bundled.NAMES and opened.name != "stdlib":
-        return digits_splits(TRAINING if opened.count is None else opened.count)
-    inputs: Inputs = opened(model)
-    return split(inputs)
+        return digits_splits()
+    return split(opened(model))
+
+
+def _first(inputs: Inputs, count: int | None) -> Inputs:
+    if count is not None and count < 1:
+        raise UnderstudyError(f"--count {count} is not possible: give 1 or more.")
+    return inputs if count is None else inputs.take(range(min(count, len(inputs))))
