@@ -1,9 +1,11 @@
 """Kept heads alone, each input its own, against the dense model: seconds, with what the answers lose beside them.
 
-    python -m benchmarks.routed [--quick] [--out routed.md]
+    python -m benchmarks.routed [--quick] [--routers FOLDER] [--out routed.md]
 
-A ViT-B-sized and a GPT-2-small-sized model with random weights; the attention sublayer of the middle block (norm,
-queries, keys, values, attention, projection) and the whole model with every layer routed. Prints a Markdown table.
+A ViT-B-sized and a GPT-2-small-sized model with random weights, and routers of the real size with random weights; with
+`--routers` also the trained digits-12 with trained routers, one sub-folder for each. Timed are the attention sublayer
+of the middle block (norm, queries, keys, values, attention, projection) and the whole model with every layer routed,
+the routers' own time included. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -14,26 +16,36 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import mean
 
 import torch
 from benchmarks.cases import CASES, Case
 from benchmarks.timing import machine, median_seconds_in_turn
-from torch import Tensor, nn
+from torch import Tensor
 
+import understudy as us
 from understudy.anatomy import Anatomy, anatomy
 from understudy.capture import capture
 from understudy.divergence import kl, probabilities
-from understudy.gates import spread
+from understudy.identity import fingerprint
 from understudy.inputs.batch import Batch
-from understudy.routing.compact import Choose, Way, compact, compacted
-from understudy.surgery import hooked
+from understudy.outcome import resolve
+from understudy.routing.compact import Choose, compact
+from understudy.routing.network import RouterNetwork
+from understudy.routing.online import routed
+from understudy.routing.residual import places, summarize
+from understudy.routing.router import Card, Router
 
-TITLES = {"vit": "ViT-B-sized, 197 tokens", "gpt2": "GPT-2-small-sized, 128 tokens"}
+TRAINED = "digits-12"
+TITLES = {
+    "vit": "ViT-B-sized, 197 tokens, random weights",
+    "gpt2": "GPT-2-small-sized, 128 tokens, random weights",
+    TRAINED: "digits-12, 17 tokens, trained, with trained routers",
+}
 NORMS = ("layernorm_before", "ln_1")  # before the attention, of ViT and GPT-2
 REPEATS = {1: 31, 8: 11, 64: 5}
 
-# What makes a router for a layer and a number of heads to keep; give `rows` another one to time it.
-MakeRouter = Callable[[Anatomy, int, int], Choose]
+Routers = Mapping[int, Router]  # by layer
 
 
 @dataclass(frozen=True)
@@ -41,73 +53,84 @@ class Row:
     """One line of the table; seconds are medians of alternated calls."""
 
     model: str
-    part: str  # "sublayer" or "model"
+    part: str
     batch: int
     keep: int
+    heads: int
     dense: float
     routed: float  # with its router
     router: float  # alone
     kl: float
     fidelity: float
+    subsets: float  # different ones among the inputs, mean over the layers
 
 
-def standin(body: Anatomy, layer: int, keep: int) -> Choose:
-    """A router of the usual size, on [first token; mean; variance] of the residual, that draws its heads at random.
+def random_routers(case: Case, inputs: int = 8) -> dict[int, Router]:
+    """A router for each layer, with random weights that tell inputs apart: the cost is that of a trained one."""
+    torch.manual_seed(0)
+    body, batch = anatomy(case.model), _first(case.batch, inputs)
+    outcome, known = resolve(body, "auto"), fingerprint(body)
+    taken = capture(body, batch, range(len(body.layers)))
+    found = {}
+    for index, layer in enumerate(body.layers):
+        z = summarize(taken.sites[index].residual, places(body, batch, outcome, taken.tokens))
+        network = RouterNetwork(z.shape[1], layer.units).eval()
+        # As in training, summaries are standardized; and what is said of two inputs must differ for their heads to.
+        network.mean.copy_(z.mean(0))
+        network.scale.copy_(z.std(0) + 1e-6)
+        network.encoder[-1].weight *= 10
+        network.heads.weight *= 10
+        card = Card(case.name, known, index, layer.units, z.shape[1] // 3, outcome, (), "random", 0)
+        found[index] = Router(network, card)
+    return found
 
-    What it says is only the start of the draw, so that the heads differ from input to input.
-    """
-    heads, width = body.layers[layer].units, body.layers[layer].units * body.layers[layer].width
-    encoder = nn.Sequential(nn.LayerNorm(3 * width), nn.Linear(3 * width, 256), nn.GELU(), nn.Linear(256, 256))
-    network = nn.Sequential(encoder, nn.GELU(), nn.Linear(256, heads))
-    generator = torch.Generator().manual_seed(layer)
 
-    def summary(x: Tensor) -> Tensor:
-        # One input at a time stays in the cache, and products sum fast: a tenth of the time of torch.var_mean over all.
-        share = torch.full((len(x),), 1 / len(x))
-        mean = share @ x
-        return torch.cat([x[0], mean, share @ (x - mean).square_()])
+def trained_routers(folder: Path) -> dict[int, Router]:
+    """The routers in the sub-folders of a folder."""
+    found = [Router.load(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+    by_layer = {one.card.layer: one for one in found}
+    if len(by_layer) != len(found):
+        raise SystemExit(f"{folder} holds several routers for one layer: give one for each.")
+    return by_layer
 
-    def choose(residual: Tensor) -> Tensor:
-        scores = network(torch.stack([summary(x) for x in residual]))
-        scores = scores + 100 * torch.rand(scores.shape, generator=generator)
-        return scores.topk(keep).indices
 
-    return choose
+def digits(inputs: int) -> Case:
+    """The bundled model of twelve heads, on digits that it has never seen."""
+    model, shown = us.load(TRAINED), us.digits(inputs)
+    pixels = {"pixel_values": shown.batch(range(inputs))["pixel_values"]}
+    return Case(TRAINED, TITLES[TRAINED], model, pixels, 0, model.config.num_attention_heads, "classes")
 
 
 def rows(
-    case: Case,
-    *,
-    batches: Sequence[int],
-    keeps: Sequence[int],
-    repeats: int | None = None,
-    make: MakeRouter = standin,
-    way: Way = "auto",
+    case: Case, routers: Routers, *, batches: Sequence[int], keeps: Sequence[int], repeats: int | None = None
 ) -> Iterator[Row]:
-    """The lines of one model."""
+    """The lines of one model. KL and fidelity are of all its inputs, whatever the size of the batch that is timed."""
     # Two models, so that the routed one can stay as it is while both are timed in turn.
     dense, body = anatomy(copy.deepcopy(case.model)), anatomy(case.model)
-    for size in batches:
-        batch = {name: value[:size] for name, value in case.batch.items()}
-        logits = dense.run(batch).logits
-        times = repeats or REPEATS.get(size, 5)
-        for keep in keeps:
-            chosen = {layer: make(body, layer, keep) for layer in range(len(body.layers))}
-            for part, timed, layers in (("sublayer", _sublayer, [len(body.layers) // 2]), ("model", _whole, [*chosen])):
-                own = {layer: chosen[layer] for layer in layers}
-                with compacted(body, own, way=way):
-                    lost = _lost(logits, body.run(batch).logits)
-                yield Row(case.name, part, size, keep, **timed(dense, body, batch, own, times, way), **lost)
+    middle = sorted(routers)[len(routers) // 2]
+    every = "model" if len(routers) == len(body.layers) else f"model, layer {', '.join(map(str, sorted(routers)))}"
+    logits = dense.run(case.batch).logits
+    for keep in keeps:
+        for name, timed, layers in ((f"sublayer {middle}", _sublayer, [middle]), (every, _whole, sorted(routers))):
+            own = {layer: routers[layer] for layer in layers}
+            with routed(body.model, [*own.values()], keep=keep, execution="compact") as chosen:
+                lost = _lost(logits, body.run(case.batch).logits)
+            lost["subsets"] = mean(len(chosen.of(layer).unique(dim=0)) for layer in own)
+            for size in batches:
+                times = repeats or REPEATS.get(size, 5)
+                seconds = timed(dense, body, _first(case.batch, size), own, keep, times)
+                yield Row(case.name, name, size, keep, case.heads, **seconds, **lost)
 
 
 def _sublayer(
-    dense: Anatomy, body: Anatomy, batch: Batch, chosen: Mapping[int, Choose], repeats: int, way: Way
+    dense: Anatomy, body: Anatomy, batch: Batch, routers: Routers, keep: int, repeats: int
 ) -> dict[str, float]:
     """Norm and attention of one layer, on its own input."""
-    (layer, choose), *_ = chosen.items()
+    ((layer, router),) = routers.items()
     residual = capture(dense, batch, [layer]).sites[layer].residual
     norm = next(getattr(body.layers[layer].block, name) for name in NORMS if hasattr(body.layers[layer].block, name))
-    attention, part = dense.layers[layer].attention, compact(body, layer, way=way)
+    attention, part = dense.layers[layer].attention, compact(body, layer)
+    choose = _choose(body, router, batch, keep)
     return _timed(
         {
             "dense": lambda: attention(norm(residual)),
@@ -118,49 +141,44 @@ def _sublayer(
     )
 
 
-def _whole(
-    dense: Anatomy, body: Anatomy, batch: Batch, chosen: Mapping[int, Choose], repeats: int, way: Way
-) -> dict[str, float]:
+def _whole(dense: Anatomy, body: Anatomy, batch: Batch, routers: Routers, keep: int, repeats: int) -> dict[str, float]:
     """The whole model."""
-    residuals = {layer: site.residual for layer, site in capture(dense, batch, chosen).sites.items()}
-    with compacted(body, chosen, way=way):
+    residuals = {layer: site.residual for layer, site in capture(dense, batch, routers).sites.items()}
+    choosers = {layer: _choose(body, one, batch, keep) for layer, one in routers.items()}
+    with routed(body.model, [*routers.values()], keep=keep, execution="compact"):
         return _timed(
             {
                 "dense": lambda: dense.run(batch),
                 "routed": lambda: body.run(batch),
-                "router": lambda: [choose(residuals[layer]) for layer, choose in chosen.items()],
+                "router": lambda: [choose(residuals[layer]) for layer, choose in choosers.items()],
             },
             max(3, repeats // 3),
         )
 
 
-def error(case: Case, keep: int, inputs: int = 4) -> float:
-    """The largest difference of the logits to gates of zero, all layers routed, over the largest logit."""
-    body = anatomy(case.model)
-    batch = {name: value[:inputs] for name, value in case.batch.items()}
-    chosen = {layer: standin(body, layer, keep) for layer in range(len(body.layers))}
-    kept: dict[int, Tensor] = {}
+def _choose(body: Anatomy, router: Router, batch: Batch, keep: int) -> Choose:
+    """What `routed` does before a block."""
 
-    def remember(layer: int) -> Choose:
-        def choose(residual: Tensor) -> Tensor:
-            return kept.setdefault(layer, chosen[layer](residual))
+    def choose(residual: Tensor) -> Tensor:
+        z = summarize(residual, places(body, batch, router.card.outcome, residual.shape[1]))
+        return router.choose(z, keep).nonzero()[:, 1].view(len(z), -1)
 
-        return choose
+    return choose
 
-    def gate(layer: int) -> Callable[..., tuple[Tensor]]:
-        own = body.layers[layer]
 
-        def hook(_site: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-            gates = torch.zeros(inputs, own.units).scatter_(1, kept[layer], 1.0)
-            return (args[0] * spread(gates, own)[:, None],)
-
-        return hook
-
-    with compacted(body, {layer: remember(layer) for layer in chosen}):
-        found = body.run(batch).logits
-    with hooked(body.layers[layer].site.register_forward_pre_hook(gate(layer)) for layer in chosen):
-        truth = body.run(batch).logits
+def error(case: Case, routers: Routers, keep: int, inputs: int = 4) -> float:
+    """The largest difference of the logits to the other heads set to zero, all routed, over the largest logit."""
+    body, batch = anatomy(case.model), _first(case.batch, inputs)
+    answers = []
+    for execution in ("compact", "gated"):
+        with routed(body.model, [*routers.values()], keep=keep, execution=execution):
+            answers.append(body.run(batch).logits)
+    found, truth = answers
     return float((found - truth).abs().max() / truth.abs().max())
+
+
+def _first(batch: Batch, size: int) -> Batch:
+    return {name: value[:size] for name, value in batch.items()}
 
 
 def _timed(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -176,13 +194,13 @@ def _lost(dense: Tensor, logits: Tensor) -> dict[str, float]:
     return {"kl": float(each.mean()), "fidelity": float(same.double().mean())}
 
 
-def markdown(found: Sequence[Row], heads: int) -> str:
+def markdown(found: Sequence[Row]) -> str:
     """A table for each model."""
-    head = ("part", "batch", f"K of {heads}", "dense ms", "routed ms", "router ms in it", "of dense", "faster", "KL")
     blocks = []
     for model in dict.fromkeys(row.model for row in found):
-        lines = [(*head, "fidelity"), ("---",) * (len(head) + 1)]
-        lines += [_line(row) for row in found if row.model == model]
+        own = [row for row in found if row.model == model]
+        head = ("part", "batch", f"K of {own[0].heads}", "dense ms", "routed ms", "router ms in it", "of dense")
+        lines = [(*head, "faster", "KL", "fidelity", "subsets"), ("---",) * (len(head) + 4), *map(_line, own)]
         table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         blocks.append(f"### {TITLES.get(model, model)}\n\n{table}")
     return "\n\n".join(blocks)
@@ -193,8 +211,8 @@ def _line(row: Row) -> tuple[str, ...]:
     seconds = (f"{1e3 * value:.1f}" for value in (row.dense, row.routed, row.router))
     verdict = "yes" if ratio < 1 else "**no**"
     return (
-        *(row.part, str(row.batch), str(row.keep), *seconds),
-        *(f"{ratio:.2f}", verdict, f"{row.kl:.3g}", f"{row.fidelity:.1%}"),
+        *(row.part, str(row.batch), str(row.keep), *seconds, f"{ratio:.2f}", verdict),
+        *(f"{row.kl:.3g}", f"{row.fidelity:.1%}", f"{row.subsets:.1f}"),
     )
 
 
@@ -204,29 +222,40 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="K = 3 at batches of 1 and 8, few repetitions")
     parser.add_argument("--tiny", action="store_true", help="miniatures, to see that everything runs")
     parser.add_argument("--model", choices=TITLES, action="append")
+    parser.add_argument("--routers", type=Path, help=f"a folder of trained routers for {TRAINED}, one sub-folder each")
     parser.add_argument("--batch", type=int, action="append", help="1, 8 and 64 by default")
     parser.add_argument("--keep", type=int, action="append", help="3, 6 and 9 by default")
-    parser.add_argument("--way", choices=("auto", "heads", "gathered"), default="auto")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--out", type=Path, help="a file for the table")
     options = parser.parse_args()
+    names = options.model or [name for name in TITLES if name != TRAINED or options.routers]
+    if TRAINED in names and options.routers is None:
+        parser.error(f"{TRAINED} is timed with trained routers: give their folder by --routers")
     batches = options.batch or ([1, 8] if options.quick or options.tiny else [1, 8, 64])
     keeps = options.keep or ([1, 2] if options.tiny else [3] if options.quick else [3, 6, 9])
     repeats = options.repeats or (5 if options.quick or options.tiny else None)
+    inputs = max(*batches, 8)
     found: list[Row] = []
+    errors = []
     with torch.no_grad():
-        errors = []
-        for name in options.model or TITLES:
-            case = CASES[name](tiny=options.tiny, inputs=max(*batches, 4))
-            errors.append(f"{max(error(case, keep) for keep in keeps):.0e} ({name})")
-            for row in rows(case, batches=batches, keeps=keeps, repeats=repeats, way=options.way):
+        for name in names:
+            if name == TRAINED:
+                case, routers = digits(len(us.digits())), trained_routers(options.routers)
+            else:
+                case = CASES[name](tiny=options.tiny, inputs=inputs)
+                routers = random_routers(case)
+            errors.append(f"{max(error(case, routers, keep) for keep in keeps):.0e} ({name})")
+            for row in rows(case, routers, batches=batches, keeps=keeps, repeats=repeats):
                 found.append(row)
                 print(*(getattr(row, field.name) for field in fields(row)), file=sys.stderr)
+    over = f"{inputs} inputs" + (f" ({len(us.digits())} of {TRAINED})" if TRAINED in names else "")
     named = ", ".join(f"{key} {value}" for key, value in machine().items())
     page = (
-        f"{markdown(found, case.heads)}\n\nAll layers routed, the logits differ from those under gates of zero by at "
-        f"most {', '.join(errors)} of the largest. Weights and heads kept are random: KL and fidelity belong to these, "
-        f"not to a trained router.\n\n*{named}.*\n"
+        f"{markdown(found)}\n\nAll routers at once, the logits differ from those with the other heads set to zero by "
+        f"at most {', '.join(errors)} of the largest. KL and fidelity are means over {over}; "
+        "where weights and routers are random, they belong to these, not to a trained router. Subsets: how "
+        "many different ones the inputs kept, mean over the layers."
+        f"\n\n*{named}.*\n"
     )
     print(page)
     if options.out:

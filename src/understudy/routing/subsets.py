@@ -26,15 +26,26 @@ def utilities(S: Tensor, share: Tensor, retained: Tensor) -> Tensor:
     """
     clipped = S.clamp(0, 1)
     kept = (retained if retained.ndim == 3 else retained[None]).mT.to(S.dtype).contiguous()  # [inputs, units, subsets]
-    with torch.no_grad():  # who covers whom, one substitute after the other: all of them are never held
-        best = torch.zeros(len(S), S.shape[1], kept.shape[2], dtype=S.dtype, device=S.device)
-        by = torch.zeros_like(best, dtype=torch.long)
+    if torch.is_grad_enabled() and S.requires_grad:
+        covered = torch.maximum(_stood_in(clipped, kept), kept)
+    else:
+        covered = kept.repeat(len(S) // len(kept), 1, 1)
+        here = torch.empty_like(covered)
         for unit in range(S.shape[2]):
+            torch.maximum(covered, torch.mul(clipped[:, :, unit, None], kept[:, None, unit], out=here), out=covered)
+    return (share[:, None] @ covered).squeeze(1)  # of [inputs, source, subsets]
+
+
+def _stood_in(clipped: Tensor, kept: Tensor) -> Tensor:
+    """`max_{j ∈ R} S_ij` with its gradient: who is the largest is found first, and only that one has a gradient."""
+    with torch.no_grad():
+        best = torch.zeros(len(clipped), clipped.shape[1], kept.shape[2], dtype=kept.dtype, device=kept.device)
+        by = torch.zeros_like(best, dtype=torch.long)
+        for unit in range(clipped.shape[2]):
             here = clipped[:, :, unit, None] * kept[:, None, unit]
             by.masked_fill_(here > best, unit)
             best = torch.maximum(best, here)
-    covered = torch.maximum(clipped.gather(2, by) * (best > 0), kept)  # [inputs, source, subsets]
-    return (share[:, None] @ covered).squeeze(1)
+    return clipped.gather(2, by) * (best > 0)
 
 
 def select(S: Tensor, share: Tensor, keep: int) -> Tensor:
