@@ -31,8 +31,15 @@ class Protocol:
 
 
 # What a config says about its file, not about the model.
-_INCIDENTAL = ("_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "architectures", "dtype")
-_INCIDENTAL += ("problem_type",)  # set by the first forward that is given labels
+_INCIDENTAL = (
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "_commit_hash",
+    "architectures",
+    "dtype",
+    "problem_type",  # set by the first forward that is given labels
+)
 
 # What makes a run the one that it is; the rest of the attributes is circumstance.
 DECISIVE = ("model_hash", "inputs_hash", "layers", "units", "search", "threshold", "outcome", "dtype", "captured")
