@@ -49,7 +49,7 @@ def printed(heading: str, frame: pd.DataFrame) -> Table:
     for name in [*index, *shown]:
         title = str(name).replace("_", " ")
         table.add_column(title, justify="left" if name in index else "right", overflow="fold")
-    for _, row in flat.iterrows():
+    for _, row in flat.astype(object).iterrows():  # whole numbers stay whole
         cells = [escape(str(row[name])) for name in index]
         for name in shown:
             text = _size(int(row[name])) if name == "parameters" else _number(row[name])
