@@ -137,9 +137,10 @@ def calibrations(
         rows = gated_together(model, inputs, np.stack(gates, 1), layer=layer, outcome=outcome)
         coords = {"policy": policies, "keep": sizes, "input": list(inputs.ids)}
         shape = (len(policies), len(sizes), len(inputs))
-        values = {name: rows[name].to_numpy().T.reshape(shape) for name in ("kl", "fidelity")}
+        values = {each: rows[each].to_numpy().T.reshape(shape) for each in ("kl", "fidelity")}
         dims = ("policy", "keep", "input")
-        found[name] = xr.Dataset({name: (dims, each) for name, each in values.items()}, coords)
+        variables = {variable: (dims, each) for variable, each in values.items()}
+        found[name] = xr.Dataset(variables, coords, {**judged.policies.attrs, "calibration": name})
     return found
 
 
