@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from understudy.errors import UnderstudyError
-from understudy.reproduce import conditioning, direction, figure2, table1, table2, table3, table4, table5, table6, table7
+from understudy.reproduce import (
+    conditioning,
+    direction,
+    figure2,
+    table1,
+    table2,
+    table3,
+    table4,
+    table5,
+    table6,
+    table7,
+)
 from understudy.reproduce.many import ManyStudy
 from understudy.reproduce.study import Study
 
