@@ -4,6 +4,7 @@
 # make faults  do to runs what happens to them, and print what was lost (two minutes)
 # make runs   what storing, memory and Ray cost, and the plan against measurement (20 minutes)
 # make scaling  the studies of scaling and training with three seeds (one to two hours; it can be interrupted)
+# make routing  tables 6 and 7, and the seconds of routed models and of teaching (40 minutes)
 # make audit  known vulnerabilities of the dependencies, where the data base can be reached
 # make test-timm   the timm models, in an environment of their own
 
@@ -13,7 +14,7 @@ TIMM := .venv-timm/bin
 BENCH := .venv-bench/bin
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types tests test-timm bench faults runs scaling audit clean
+.PHONY: demo test lint types tests test-timm bench faults runs scaling routing audit clean
 .DEFAULT_GOAL := demo
 
 # torch goes first and alone: the version in constraints.txt, not what another package would ask for.
@@ -65,6 +66,12 @@ runs: .venv/.ready
 
 scaling: .venv/.ready
 	for study in table3 table4 table5 figure2; do $(BIN)/understudy reproduce $$study --seeds 3 || exit; done
+
+routing: .venv/.ready
+	$(BIN)/understudy reproduce table6
+	$(BIN)/understudy reproduce table7
+	$(BIN)/python -m benchmarks.routed --keep 3 --keep 6
+	$(BIN)/python -m benchmarks.teaching
 
 .venv-audit/.ready:
 	$(PYTHON) -m venv .venv-audit
