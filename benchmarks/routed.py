@@ -260,8 +260,8 @@ def main() -> None:
     named = ", ".join(f"{key} {value}" for key, value in machine().items())
     page = (
         f"{markdown(found)}\n\nWhere both choose the same heads, the logits differ from those with the other heads set "
-        f"to zero by at most {', '.join(errors)} of the largest, all routers at once. KL and fidelity are means over {over}; "
-        "where weights and routers are random, they belong to these, not to a trained router. Subsets: how "
+        f"to zero by at most {', '.join(errors)} of the largest, all routers at once. KL and fidelity are means over "
+        f"{over}; where weights and routers are random, they belong to these, not to a trained router. Subsets: how "
         "many different ones the inputs kept, mean over the layers."
         f"\n\n*{named}.*\n"
     )
