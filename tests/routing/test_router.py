@@ -157,6 +157,27 @@ def test_a_mistake_costs_more_where_more_is_at_stake():
         assert little < loss(predicted, S) < much
 
 
+def test_a_sampled_pool_favours_no_unit():
+    pool = subset_pool(24, 12).double()
+    assert len(pool) == 4096
+    assert (pool.sum(-1) == 12).all()
+    assert (pool.mean(0) - 0.5).abs().max() < 0.05
+
+
+def test_neither_autocast_nor_inference_mode_changes_what_is_chosen(tmp_path):
+    card = Card("m", "0", 0, 4, 8, "classes", (2,), "R1", 0)
+    torch.manual_seed(0)
+    Router(RouterNetwork(24, 4).eval(), card).save(tmp_path)
+    X = 5 * chance(6, 5, 8)
+    at = Places(torch.arange(5).expand(6, 5) == 0, torch.arange(5).expand(6, 5) > 0)
+    truth = Router.load(tmp_path).predict(summarize(X, at))
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        router = Router.load(tmp_path)
+        found = router.predict(summarize(X, at))
+    assert torch.equal(found.S, truth.S)
+    assert torch.equal(router.predict(summarize(X, at)).S, truth.S)
+
+
 @pytest.fixture(scope="module")
 def taught():
     model, inputs = us.load("digits"), us.digits(12)

@@ -57,7 +57,10 @@ def test_splits_never_touch():
     with pytest.raises(UnderstudyError, match=r"inputs are in both the validation and the test inputs"):
         Splits(inputs.take(range(9)), inputs.take(range(9, 20)), inputs.take(range(19, 30)))
     cut = split(inputs, test=5, validation=4)
-    assert [*cut.test.ids, *cut.validation.ids, *cut.training.ids] == list(inputs.ids)
+    together = [*cut.test.ids, *cut.validation.ids, *cut.training.ids]
+    assert sorted(together) == sorted(inputs.ids)
+    assert together != list(inputs.ids)  # a folder sorted by classes is mixed
+    assert split(inputs, test=5, validation=4).test.ids == cut.test.ids
     with pytest.raises(UnderstudyError, match="30 inputs cannot be cut"):
         split(inputs, test=20, validation=10)
 

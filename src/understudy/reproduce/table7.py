@@ -209,7 +209,7 @@ STUDY = Study(
         "mini": "the bundled digits-12 model; 4,096 moved training digits, 64 and 448 held-out ones, three seeds; "
         "about ten minutes",
         "paper": "a ViT-B/16 from the hub, 4,608 labelled ImageNet images in a folder (448 test, 64 validation, the "
-        "rest for training), three seeds",
+        "rest for training, by a hash of their names), three seeds",
     },
     run,
 )

@@ -168,7 +168,8 @@ def subset_pool(units: int, keep: int, *, seed: int = 0) -> Tensor:
     rng = np.random.default_rng((seed, units, keep))
     scores = rng.random((2 * POOL, units))
     mask = scores <= np.sort(scores, axis=1)[:, keep - 1 : keep]
-    return torch.from_numpy(np.unique(mask, axis=0)[:POOL])
+    found = np.unique(mask, axis=0)  # in order, so that the first of them would all lack the first units
+    return torch.from_numpy(found[rng.permutation(len(found))[:POOL]])
 
 
 def _spread(first: int, last: int, count: int) -> list[int]:

@@ -70,7 +70,10 @@ class RouterNetwork(nn.Module):
         """The pairs' part of the first layer, `[units, units, trunk]`: of a frozen network it is computed once."""
         if torch.is_grad_enabled() and self.units.requires_grad:
             return self._mapped_pairs()
-        state = (self.units._version, self.first.weight._version, self.first.bias._version, self.units.device)
+        if self.units.is_inference():  # has no versions
+            return self._mapped_pairs()
+        own = (self.units, self.first.weight, self.first.bias)
+        state = ([value._version for value in own], self.units.device, self.units.dtype)
         if self._kept is None or self._kept[0] != state:
             self._kept = (state, self._mapped_pairs())
         return self._kept[1]

@@ -35,7 +35,7 @@ def places(body: Anatomy, batch: Batch, outcome: Outcome, tokens: int) -> Places
         count = len(next(iter(batch.values())))
         index = torch.arange(tokens).expand(count, tokens)
         before = _prefix(body)
-        return Places(index < max(1, before) if before else index >= 0, index >= before)
+        return Places(index == 0 if before else index >= 0, index >= before)
     given = batch["input_ids"] if "input_ids" in batch else batch["inputs_embeds"]
     mask = batch.get("attention_mask")
     if mask is None or mask.ndim != 2:
@@ -59,7 +59,11 @@ def summarize(residual: Tensor, at: Places) -> Tensor:
     >>> summarize(residual, at)
     tensor([[1., 3., 1.]])
     """
-    X = residual.float()
+    with torch.autocast(residual.device.type, enabled=False):  # the same numbers whatever the model runs under
+        return _summary(residual.float(), at)
+
+
+def _summary(X: Tensor, at: Places) -> Tensor:
     anchor, rest = (_shares(mask.to(X.device)) for mask in (at.anchor, at.rest))
     rows = []
     spare = torch.empty_like(X[0])  # fresh memory for each input would take longer than the sums

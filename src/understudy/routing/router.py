@@ -64,7 +64,8 @@ class Router:
                 f"The residual of {len(bad)} inputs holds NaN or infinity (the first is number {bad[0]} of the batch): "
                 "nothing can be chosen for them. Look at the inputs, or at the precision of the model."
             )
-        found: Prediction = self.network(z.to(self.network.mean))
+        with torch.autocast(self.network.mean.device.type, enabled=False):
+            found: Prediction = self.network(z.to(self.network.mean))
         return found
 
     def choose(self, z: Tensor, keep: int) -> Tensor:
@@ -115,8 +116,9 @@ class Router:
         try:
             known = json.loads((where / CARD).read_text(encoding="utf-8"))
             card = Card(**{**known, "keep": tuple(known["keep"])})
-            network = RouterNetwork(3 * card.width, card.units)
-            network.load_state_dict(load_file(where / WEIGHTS))
+            with torch.inference_mode(mode=False):  # weights that are good outside of a caller's inference mode too
+                network = RouterNetwork(3 * card.width, card.units)
+                network.load_state_dict(load_file(where / WEIGHTS))
         except FileNotFoundError as problem:
             raise UnderstudyError(f"{where} holds no router: it needs {CARD} and {WEIGHTS}.") from problem
         except Exception as problem:  # what safetensors, JSON and torch say of a damaged file

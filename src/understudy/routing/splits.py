@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,9 +40,10 @@ def apart(one: Inputs, other: Inputs, first: str, second: str) -> None:
 
 
 def split(inputs: Inputs, *, test: int | None = None, validation: int | None = None) -> Splits:
-    """Cut inputs into three, in their order: the first are the test, then validation, and the rest is for training.
+    """Cut inputs into three: for the test, for validation, and the rest for training.
 
-    By default a tenth each for test and validation, and at most the paper's 448 and 64.
+    A hash of its id decides where an input goes, so that a folder sorted by classes is mixed. By default a tenth each
+    for test and validation, and at most the paper's 448 and 64.
 
     >>> from understudy.inputs.digits import digits
     >>> parts = split(digits(100))
@@ -57,10 +59,11 @@ def split(inputs: Inputs, *, test: int | None = None, validation: int | None = N
             f"{len(inputs)} inputs cannot be cut into {last} for the test, {middle} for validation and at least one "
             "for training: give more inputs."
         )
+    mixed = sorted(range(len(inputs)), key=lambda index: hashlib.sha256(inputs.ids[index].encode()).digest())
     return Splits(
-        training=inputs.take(range(last + middle, len(inputs))),
-        validation=inputs.take(range(last, last + middle)),
-        test=inputs.take(range(last)),
+        training=inputs.take(mixed[last + middle :]),
+        validation=inputs.take(mixed[last : last + middle]),
+        test=inputs.take(mixed[:last]),
     )
 
 

@@ -32,7 +32,8 @@ MASKS = 48  # of each input and budget, as in the paper
 CHOICES = (
     "network: summaries standardized; an encoder of two layers; two layers on the pair features that three linear "
     "heads share",
-    "all losses: inputs weighed by the root of their total deletion effect",
+    "inputs are weighed by the root of their total deletion effect, in the joint losses by the root of the distance "
+    "from best to median mask",
     "ranking: logistic on pairs of substitutes, weighed by their lead; regression: smooth L1",
     "source weight: mean over j of a head on the pair features; cross-entropy with D_drop / sum D_drop",
     "compensation: smooth L1, weighed by S",
@@ -67,6 +68,7 @@ class Teacher:
     validation: Inputs
     taught: Lesson
     seen: torch.Tensor  # summaries of the validation inputs
+    search: str
     folder: Path | None
     bar: Bar
 
@@ -107,6 +109,7 @@ class Teacher:
             validation=validation,
             taught=taught,
             seen=summaries(model, validation, layer=index, outcome=chosen),
+            search=search,
             folder=folder,
             bar=bars,
         )
@@ -163,6 +166,7 @@ class Teacher:
             "training": {**self.training.about, "inputs": len(self.training)},
             "validation": {**self.validation.about, "inputs": len(self.validation)},
             "fingerprints": [self.training.fingerprint(), self.validation.fingerprint()],
+            "search": self.search,
             "settings": asdict(self.settings),
             **more,
             "choices": list(CHOICES),
