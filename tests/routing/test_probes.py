@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from understudy.reproduce import table6
 from understudy.reproduce.study import Setting
 from understudy.routing.features import SOURCES, features, queries_keys_values, scores, visible
 from understudy.routing.lesson import summaries
-from understudy.routing.probes import Examples, Settings, predicted, probe, score
+from understudy.routing.probes import BRIEF, Examples, predicted, probe, score
 
 ROTARY = ("gpt_neox", "llama", "mistral", "qwen", "gemma")
 
@@ -206,26 +207,26 @@ def told(count, seed):
 
 def test_a_probe_learns_what_its_features_tell_and_is_the_same_for_a_seed():
     training, validation, test = told(96, 0), told(16, 1), told(32, 2)
-    brief = Settings(epochs=8)
-    first, again, other = (probe(training, validation, seed=seed, settings=brief) for seed in (1, 1, 2))
+    brief = replace(BRIEF, epochs=8)
+    first, again, other = (probe(training, validation, seed=seed, by=brief) for seed in (1, 1, 2))
     said = [predicted(network, test.features) for network in (first, again, other)]
     assert np.array_equal(said[0], said[1])
     assert not np.array_equal(said[0], said[2])
     blind = Examples(chance(96, 4, seed=5), training.S)
-    nothing = predicted(probe(blind, validation, seed=1, settings=brief), test.features)
+    nothing = predicted(probe(blind, validation, seed=1, by=brief), test.features)
     assert score(said[0], test.S.numpy()).spearman > 0.8 > score(nothing, test.S.numpy()).spearman
 
 
 def test_a_probe_does_not_mind_the_size_of_features_or_inputs_without_a_source():
     training, validation, test = told(64, 0), told(16, 1), told(8, 2)
-    brief = Settings(epochs=2)
-    expected = predicted(probe(training, validation, seed=1, settings=brief), test.features)
+    brief = replace(BRIEF, epochs=2)
+    expected = predicted(probe(training, validation, seed=1, by=brief), test.features)
     tiny = [Examples(part.features * 2.0**-30, part.S) for part in (training, validation, test)]
-    assert np.allclose(predicted(probe(*tiny[:2], seed=1, settings=brief), tiny[2].features), expected, atol=1e-4)
+    assert np.allclose(predicted(probe(*tiny[:2], seed=1, by=brief), tiny[2].features), expected, atol=1e-4)
     empty = Examples(
         torch.cat([training.features, chance(3, 4)]), torch.cat([training.S, torch.full((3, 4, 4), torch.nan)])
     )
-    assert np.array_equal(predicted(probe(empty, validation, seed=1, settings=brief), test.features), expected)
+    assert np.array_equal(predicted(probe(empty, validation, seed=1, by=brief), test.features), expected)
     with pytest.raises(UnderstudyError, match="On none of 3 inputs is a source valid, so there is no S to predict"):
         probe(Examples(empty.features[-3:], empty.S[-3:]), validation, seed=1)
 

@@ -15,8 +15,10 @@ from understudy.inputs.digits import training_digits
 from understudy.lens.signals import signals
 from understudy.measurement import measure
 from understudy.reproduce.study import Finding, Report, Setting, Study, put_after
+from understudy.routing.evaluate import SEEDS
 from understudy.routing.features import FORWARD, SOURCES, features
 from understudy.routing.probes import Examples, predicted, probe, score
+from understudy.routing.splits import TRAINING  # Table 6 gives no counts
 
 # Recovery, accuracy of the representative, Spearman.
 PAPER = {
@@ -31,7 +33,6 @@ PAPER = {
     "oracle": (0.3231, np.nan, np.nan),
 }
 FIGURES = ("recovery", "accuracy", "spearman")
-SEEDS = (17, 23, 41)
 # The paper's model, and those on which it saw the same gap.
 PRESETS = {
     "DeiT-S": "facebook/deit-small-patch16-224",
@@ -41,7 +42,6 @@ PRESETS = {
     "BERT on MNLI": "textattack/bert-base-uncased-MNLI",
 }
 HELD_OUT, VALIDATION = 512, 8  # inputs that no probe is fitted to, at most; an eighth of them validates
-TRAINING = 4096  # of the paper's router; Table 6 gives no counts
 LEAST = 8
 # A row that was tuned and one that was not are not on the same footing: a reader must know which is which.
 TUNING = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -216,12 +216,6 @@ def compacted(body: Anatomy, layers: Mapping[int, Choose], *, way: Way = "auto")
     kept: dict[int, Tensor] = {}
     ran: set[int] = set()
 
-    def before_block(index: int) -> Callable[..., None]:
-        def hook(_block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            kept[index] = choosers[index](args[0] if args else kwargs["hidden_states"])
-
-        return hook
-
     def forward(part: CompactAttention) -> Callable[..., Any]:
         index = part.layer.index
 
@@ -243,14 +237,30 @@ def compacted(body: Anatomy, layers: Mapping[int, Choose], *, way: Way = "auto")
         if "use_cache" in inspect.signature(type(body.base).forward).parameters:
             # Said to each forward; a changed config would make it another model to whoever asks for its fingerprint.
             yield body.base.register_forward_pre_hook(without_cache, with_kwargs=True)
-        for index, part in parts.items():
-            # After the user's own hooks, which may change the block's input.
-            yield part.layer.block.register_forward_pre_hook(before_block(index), with_kwargs=True)
+        yield from choosing(body, choosers, kept)
 
     changes = ((part.layer.attention, "forward", forward(part)) for part in parts.values())
     with eager(body.model), hooked(hooks()), replaced(changes):
         yield body.model
-    silent = sorted(set(parts) - ran)
+    refuse_silent(parts, ran)
+
+
+def choosing(body: Anatomy, choosers: Mapping[int, Choose], kept: dict[int, Tensor]) -> Iterator[RemovableHandle]:
+    """Hooks that ask, before each block, what it keeps, after the user's own hooks, which may change its input."""
+
+    def before_block(index: int) -> Callable[..., None]:
+        def hook(_block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            kept[index] = choosers[index](args[0] if args else kwargs["hidden_states"])
+
+        return hook
+
+    for index in choosers:
+        yield body.layers[index].block.register_forward_pre_hook(before_block(index), with_kwargs=True)
+
+
+def refuse_silent(layers: Iterable[int], ran: set[int]) -> None:
+    """Say so where no forward ran a layer for which heads were to be chosen."""
+    silent = sorted(set(layers) - ran)
     if silent:
         raise UnderstudyError(
             f"Heads were to be chosen at layer {', '.join(map(str, silent))}, but no forward of the model ran there: "

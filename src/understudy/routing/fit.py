@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,18 +10,20 @@ from torch import Tensor
 
 from understudy.meter import Progress
 from understudy.routing import losses
+from understudy.routing.descent import Descent, descend
 from understudy.routing.lesson import Lesson, subset_pool
 from understudy.routing.network import Prediction, RouterNetwork
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Descent):
     """How a router is fitted. The paper gives the terms of the loss and no weights: these are ours."""
 
     epochs: int = 16
     batch: int = 64
     learning_rate: float = 1.5e-3
-    weight_decay: float = 1e-2
+    clip: float = 5.0
+    every: int = 2
     ranking: float = 1.0
     regression: float = 1.0
     source_weight: float = 0.5
@@ -31,8 +32,6 @@ class Settings:
     joint: float = 1.0
     regret: float = 3.0
     subsets: int = 64  # of all subsets, drawn anew for each step of the structured loss
-    clip: float = 5.0  # of the gradient's length
-    every: int = 2  # epochs between looks at the validation inputs
 
 
 def fit(
@@ -50,37 +49,17 @@ def fit(
     of the epoch where it was smallest is returned. Without it, that of the last.
     """
     chosen = settings or Settings()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+
+    def build() -> RouterNetwork:
         network = RouterNetwork(taught.z.shape[1], taught.units)
         network.mean.copy_(taught.z.mean(0))
         network.scale.copy_(taught.z.std(0).clamp(min=1e-6))
-        optimizer = torch.optim.AdamW(
-            network.parameters(), lr=chosen.learning_rate, weight_decay=chosen.weight_decay, betas=(0.9, 0.98)
-        )
-        steps = chosen.epochs * -(-len(taught) // chosen.batch)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        best: tuple[float, dict[str, Tensor]] | None = None
-        for epoch in range(chosen.epochs):
-            network.train()
-            for index in torch.split(torch.randperm(len(taught)), chosen.batch):
-                loss = _loss(network(taught.z[index]), taught, index, keep, chosen)
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-                torch.nn.utils.clip_grad_norm_(network.parameters(), chosen.clip)
-                optimizer.step()
-                schedule.step()
-            last = epoch + 1 == chosen.epochs
-            if score is not None and (last or (epoch + 1) % chosen.every == 0):
-                network.eval()
-                found = score(network)
-                if best is None or found < best[0]:
-                    best = found, copy.deepcopy(network.state_dict())
-            if progress is not None:
-                progress(epoch + 1, chosen.epochs)
-    if best is not None:
-        network.load_state_dict(best[1])
-    return network.eval()
+        return network
+
+    def loss(network: RouterNetwork, index: Tensor) -> Tensor:
+        return _loss(network(taught.z[index]), taught, index, keep, chosen)
+
+    return descend(build, len(taught), loss, seed=seed, by=chosen, score=score, progress=progress)
 
 
 def _loss(said: Prediction, taught: Lesson, index: Tensor, keep: Sequence[int], by: Settings) -> Tensor:

@@ -19,7 +19,7 @@ from understudy.identity import fingerprint
 from understudy.inputs.batch import Batch
 from understudy.outcome import Outcome
 from understudy.routing.builds import supported
-from understudy.routing.compact import compacted
+from understudy.routing.compact import choosing, compacted, refuse_silent
 from understudy.routing.residual import Places, places, summarize
 from understudy.routing.router import Router
 from understudy.surgery import eager, hooked
@@ -121,12 +121,6 @@ def _gated(body: Anatomy, masks: Mapping[int, Mask]) -> Iterator[nn.Module]:
     now: dict[int, Tensor] = {}
     ran: set[int] = set()
 
-    def before_block(layer: int) -> Callable[..., None]:
-        def hook(_block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            now[layer] = masks[layer](args[0] if args else kwargs["hidden_states"])
-
-        return hook
-
     def before_site(layer: int) -> Callable[..., tuple[Tensor, ...]]:
         def hook(_site: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             ran.add(layer)
@@ -136,19 +130,13 @@ def _gated(body: Anatomy, masks: Mapping[int, Mask]) -> Iterator[nn.Module]:
         return hook
 
     def hooks() -> Iterator[Any]:
+        yield from choosing(body, masks, now)
         for layer in masks:
-            part = body.layers[layer]
-            yield part.block.register_forward_pre_hook(before_block(layer), with_kwargs=True)
-            yield part.site.register_forward_pre_hook(before_site(layer), prepend=True)
+            yield body.layers[layer].site.register_forward_pre_hook(before_site(layer), prepend=True)
 
     with eager(body.model), hooked(hooks()):
         yield body.model
-    silent = sorted(set(masks) - ran)
-    if silent:
-        raise UnderstudyError(
-            f"Heads were to be chosen at layer {', '.join(map(str, silent))}, but no forward of the model ran there: "
-            "run the model inside the `with`."
-        )
+    refuse_silent(masks, ran)
 
 
 def _by_layer(body: Anatomy, routers: Sequence[Router]) -> dict[int, Router]:

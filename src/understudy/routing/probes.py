@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,7 @@ from understudy.errors import UnderstudyError
 from understudy.lens.proxies import within_source
 from understudy.organize.pooled import Array
 from understudy.routing import losses
+from understudy.routing.descent import Descent, descend
 from understudy.routing.network import RouterNetwork
 
 
@@ -34,14 +34,8 @@ class Examples:
         return Examples(self.features[some], self.S[some])
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How a probe is fitted: briefly, since a comparison needs many, and so with a larger step than a router."""
-
-    epochs: int = 12
-    batch: int = 32
-    learning_rate: float = 3e-3
-    weight_decay: float = 1e-2
+# Briefly, since a comparison needs many, and so with a larger step than a router.
+BRIEF = Descent(epochs=12, batch=32, learning_rate=3e-3)
 
 
 @dataclass(frozen=True)
@@ -61,41 +55,28 @@ class Score:
     constant: int
 
 
-def probe(training: Examples, validation: Examples, *, seed: int, settings: Settings | None = None) -> RouterNetwork:
+def probe(training: Examples, validation: Examples, *, seed: int, by: Descent = BRIEF) -> RouterNetwork:
     """Fit the router's network to S by the ranking and the regression loss. The same seed gives the same network.
 
     Features are standardized by the training inputs. The network of the epoch whose loss on the validation inputs was
     least is returned.
     """
-    chosen = settings or Settings()
     training, validation = training.known(), validation.known()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+
+    def build() -> RouterNetwork:
         network = RouterNetwork(training.features.shape[1], training.S.shape[-1])
         network.mean.copy_(training.features.mean(0))
         network.scale.copy_(_spread(training.features))
-        optimizer = torch.optim.AdamW(
-            network.parameters(), lr=chosen.learning_rate, weight_decay=chosen.weight_decay, betas=(0.9, 0.98)
-        )
-        steps = chosen.epochs * -(-len(training.S) // chosen.batch)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        best, state = float("inf"), copy.deepcopy(network.state_dict())
-        for _ in range(chosen.epochs):
-            network.train()
-            for index in torch.split(torch.randperm(len(training.S)), chosen.batch):
-                loss = _loss(network, training.features[index], training.S[index])
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-                torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-                optimizer.step()
-                schedule.step()
-            network.eval()
-            with torch.no_grad():
-                found = float(_loss(network, validation.features, validation.S))
-            if found < best:
-                best, state = found, copy.deepcopy(network.state_dict())
-    network.load_state_dict(state)
-    return network.eval()
+        return network
+
+    return descend(
+        build,
+        len(training.S),
+        lambda network, index: _loss(network, training.features[index], training.S[index]),
+        seed=seed,
+        by=by,
+        score=lambda network: float(_loss(network, validation.features, validation.S)),
+    )
 
 
 def predicted(network: RouterNetwork, features: Tensor) -> np.ndarray:
